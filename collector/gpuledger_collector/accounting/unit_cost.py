@@ -270,6 +270,16 @@ class _Counted:
     restarts: int
 
 
+def count_by_hour(counted: Sequence[CountedHour]) -> dict[int, tuple[int, int]]:
+    """Units of one counter by hour, and the time of the hour that every endpoint covers, by the way
+    that covers more of it.
+    """
+    return {
+        hour_ms: (chosen.units, min(chosen.covered))
+        for hour_ms, chosen in _by_hour(counted).items()
+    }
+
+
 def _by_hour(counted: Sequence[CountedHour]) -> dict[int, _Counted]:
     lives: dict[tuple[str, str], list[int]] = {}
     by_hour: dict[int, dict[str, list[CountedHour]]] = defaultdict(lambda: defaultdict(list))

@@ -31,6 +31,7 @@ PANELS = {
         Entry("corrections", "close", "What was found about a closed month after its close"),
         Entry("disputes", "disputes", "Lines that owners contest, with their evidence"),
         Entry("runs", "runs", "What runs cost, wasted and produced"),
+        Entry("inference", "inference", "What shared model servers cost those who asked"),
         Entry("what-if", "what_if", "A period under another price book"),
         Entry("focus", "focus", "Check files in FOCUS, the FinOps Foundation's format"),
     ),

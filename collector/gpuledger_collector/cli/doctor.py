@@ -83,6 +83,7 @@ def database_findings(chosen: Settings, dsn: str | None, config: Path | None) ->
         viewers(seen.viewers_remedy, seen.unfiltered),
         *roles(seen.unlimited_readers),
         *rights(seen.missing_grant),
+        *shared_inference(seen.unmatched_tokens),
         *remediation(seen.declared, chosen, seen.declared_ms),
     ]
 
@@ -205,6 +206,14 @@ def proofs(wrong: Sequence[str]) -> Iterator[Diagnosis]:
             "proof",
             f"the proof does not hold on some of the last {DAYS} days: {wrong[0]}",
             "gpuledger reconcile --from DATE --to DATE names every place",
+        )
+
+
+def shared_inference(notes: Sequence[str]) -> Iterator[Diagnosis]:
+    """What of shared model servers moves nothing: tokens and workloads of no server or of two."""
+    for sentence in notes:
+        yield note(
+            "inference", sentence, "declare it and apply the file; docs/guides/shared-inference.md"
         )
 
 

@@ -14,6 +14,7 @@ from gpuledger_collector.config import (
     bill_matches,
     budgets,
     cost_centers,
+    inference,
     locations,
     money,
     node_costs,
@@ -30,6 +31,7 @@ from gpuledger_collector.insight.scaling.pools import ScalingTerms
 from gpuledger_collector.storage.billing import adjustments as stored_adjustments
 from gpuledger_collector.storage.billing import bills, commitments, declarations
 from gpuledger_collector.storage.billing import budgets as stored_budgets
+from gpuledger_collector.storage.billing import inference as stored_inference
 from gpuledger_collector.storage.billing import locations as stored_locations
 from gpuledger_collector.storage.billing import node_costs as stored_node_costs
 from gpuledger_collector.storage.billing import prices as stored_prices
@@ -130,6 +132,18 @@ KINDS: Mapping[str, Kind] = {
         pool_shares.DeclaredShare,
         declarations.replace_shares,
         declarations.declared_shares,
+    ),
+    "inference": Kind(
+        "shared model servers",
+        inference.DeclaredInference,
+        stored_inference.SERVERS.replace,
+        stored_inference.SERVERS.in_force,
+    ),
+    "tenant": Kind(
+        "tenants of model servers",
+        inference.DeclaredTenant,
+        stored_inference.TENANTS.replace,
+        stored_inference.TENANTS.in_force,
     ),
     "cost_center": Kind(
         "cost centers",

@@ -93,3 +93,5 @@ class Examination:
     """What the ledger states twice and differently, in sentences."""
     missing_grant: str
     """The statement without which a session may be refused the partition of a new day."""
+    unmatched_tokens: tuple[str, ...] = ()
+    """What of shared model servers moves nothing, in sentences."""

@@ -30,6 +30,7 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.export import proof
 from gpuledger_collector.services.chargeback import standing_notices
+from gpuledger_collector.services.inference_costs import keep_at_close
 from gpuledger_collector.services.reconciliation import declaration_mismatches, reconcile
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.access import audited
@@ -137,6 +138,8 @@ def close_period(
         "notices": notices,
     }
     if not dry:
+        # Before the seal, which covers what is kept here.
+        keep_at_close(connection, period)
         periods.close(connection, done, billed, level, content)
     return Closing(done, content)
 

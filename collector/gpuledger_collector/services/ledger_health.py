@@ -10,11 +10,13 @@ from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.export import proof
 from gpuledger_collector.insight.ledger_health import Examination
 from gpuledger_collector.insight.nodes import SILENT_MS
+from gpuledger_collector.services.inference_costs import read_days
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.storage import distribution, row_level_security
 from gpuledger_collector.storage.access import readers
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.health import read_declarations, read_health
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.server import schema_rights
 
@@ -46,7 +48,18 @@ def examine_ledger(database: Database, clock_ms: Callable[[], int]) -> Examinati
             unlimited_readers=tuple(readers.not_held(connection)),
             broken_proofs=_broken_proofs(connection, Period(since_ms, now_ms)),
             missing_grant=schema_rights.missing(connection),
+            unmatched_tokens=_unmatched_tokens(connection, since_ms, now_ms),
         )
+
+
+def _unmatched_tokens(connection: Connection, since_ms: int, now_ms: int) -> tuple[str, ...]:
+    """Tokens, workloads and tenants of shared model servers that move nothing."""
+    try:
+        calendar = zones.calendar(connection)
+        period = Period(calendar.day_of(since_ms).start_ms, calendar.day_of(now_ms).end_ms)
+        return tuple(read_days(connection, period).notes)
+    except ValueError:  # as below
+        return ()
 
 
 def _broken_proofs(connection: Connection, period: Period) -> tuple[str, ...]:

@@ -85,6 +85,7 @@ NOT_DERIVED = {
             "attribution_rule",
         ),
         *("inventory", "fiscal_year", "billing_zone", "node_retirement"),
+        *("inference_server", "inference_tenant"),
     },
     "evidence, as agents, schedulers and providers reported it": {
         *(
@@ -115,6 +116,9 @@ NOT_DERIVED = {
         ),
         *("token_asker", "token_request", "token_page", "token_page_reading"),
         *("token_series", "token_reading", "token_hour"),
+    },
+    "showback of closed months, sealed with them (tests/postgres/inference/test_split.py)": {
+        *("closed_inference", "closed_inference_server"),
     },
     "decided by people, sealed or only added to": {
         *("dispute", "dispute_entry", "reattribution", "audit", "refused_claim", "bill_match"),

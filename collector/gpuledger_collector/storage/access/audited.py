@@ -41,6 +41,7 @@ TABLES = {
                 "node_cost",
             ),
             "node_retirement",
+            *("inference_server", "inference_tenant"),
             *("cost_center", "carbon_intensity", "pool_provider", "pool_location"),
         )
     },

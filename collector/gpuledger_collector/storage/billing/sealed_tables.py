@@ -16,6 +16,7 @@ from psycopg.rows import dict_row
 from gpuledger_collector.accounting.closing import ClosedPeriod
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_value
 
 TABLES = {
     "billing_period": "start_ms",
@@ -27,6 +28,10 @@ TABLES = {
 is.
 
 Ledgers of days and months are not among them: they are compared with the sealed lines.
+"""
+OPTIONAL = {"closed_inference": "period_start_ms", "closed_inference_server": "period_start_ms"}
+"""Tables that a month has rows of where it shares model servers; they are sealed with it then, and
+have none later where they had none at the close.
 """
 _FACTS = ("closed_by", "level", "lines", "seal")
 """What every close has recorded of its row, also by versions that sealed the lines only."""
@@ -48,7 +53,19 @@ def digests(connection: Connection, period: Period) -> dict[str, Digest]:
     """Hash the rows of a month in each table, with the columns that there are now: a later one is
     not part of it.
     """
-    return {table: _digest(connection, table, period, None) for table in TABLES}
+    tables = [*TABLES, *(table for table in OPTIONAL if _has_rows(connection, table, period))]
+    return {table: _digest(connection, table, period, None) for table in tables}
+
+
+def _has_rows(connection: Connection, table: str, period: Period) -> bool:
+    return bool(
+        select_value(
+            connection,
+            f"SELECT EXISTS (SELECT FROM {table} WHERE {OPTIONAL[table]} >= %s AND"
+            f" {OPTIONAL[table]} < %s)",
+            (period.start_ms, period.end_ms),
+        )
+    )
 
 
 def compare(connection: Connection, closed: ClosedPeriod) -> SealedTables:
@@ -66,6 +83,11 @@ def compare(connection: Connection, closed: ClosedPeriod) -> SealedTables:
         table
         for table, digest in sealed.items()
         if _digest(connection, table, closed.period, digest["columns"]) != digest
+    ]
+    changed += [
+        table
+        for table in OPTIONAL
+        if table not in sealed and _has_rows(connection, table, closed.period)
     ]
     if "billing_period" not in changed and not _is_recorded(connection, closed, name, at_ms, facts):
         changed.insert(0, "billing_period")
@@ -87,7 +109,7 @@ def _digest(
     connection: Connection, table: str, period: Period, columns: Sequence[str] | None
 ) -> Digest:
     """The hash of a month's rows in any order, and the columns that it is of."""
-    instant = TABLES[table]
+    instant = {**TABLES, **OPTIONAL}[table]
     cursor = connection.execute(
         f"SELECT {', '.join(columns or ('*',))} FROM {table} WHERE {instant} >= %s AND {instant}"
         " < %s",

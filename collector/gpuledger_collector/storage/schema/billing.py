@@ -100,6 +100,70 @@ table(
 )
 
 table(
+    "inference_server",
+    "Model servers that tenants share: rows are superseded, never edited.",
+    identity(),
+    *required_columns(TEXT, "name"),
+    *texts("gateway"),
+    column("models", TEXT, "as the gateway calls them, with commas between; * as wildcard"),
+    *texts("backends"),
+    column("served_by", JSONB, "tags and facts of its workloads"),
+    column("served_model", TEXT, "model_name of its counters; empty: any", default=""),
+    column("weights", TEXT, "of an input, a cached and an output token"),
+    column("idle", TEXT, "who pays for idle time: tokens, reservations or platform"),
+    column("reserved", JSONB, "tenant -> share of the server", person=Person.WORDS),
+    *required_columns(TEXT, "mode"),
+    *optional(sa.Date, "from_on", "to_on"),
+    *version_columns(),
+    stays="declared in a file: put the pseudonym there and apply it",
+)
+
+table(
+    "inference_tenant",
+    "Owners of tenants of gateways: rows are superseded, never edited.",
+    identity(),
+    *texts("gateway"),
+    column("tenant", TEXT, "as the gateway says", person=Person.NAME),
+    column("owner", JSONB, "level -> owner"),
+    *optional(sa.Date, "from_on", "to_on"),
+    *version_columns(),
+    stays="declared in a file: put the pseudonym there and apply it",
+)
+
+table(
+    "closed_inference",
+    "How days of closed months were split among tenants, as it stood at the close.",
+    column("period_start_ms", BIG, "of the closed month"),
+    column("day_ms", BIG, "start of the day in the billing zone"),
+    column("server", TEXT, "name of the shared server"),
+    column("gateway", TEXT, "empty: (nobody) or (idle)"),
+    column("tenant", TEXT, "empty: a key without a team", person=Person.NAME),
+    *required_columns(TEXT, "model", "trust"),
+    column("owner", JSONB, "level -> owner; empty: none is declared"),
+    *required_columns(BIG, "input", "cached", "output", "requests"),
+    column("weighted", SUM, "tokens by their weights, scaled to those of the server"),
+    column("currency", TEXT, "empty: it cost nothing"),
+    *required_columns(BIG, "used_micro", "idle_micro", "borrowed_micro", "lent_micro"),
+    index("period_start_ms"),
+    stays="a record of a closed month",
+)
+
+table(
+    "closed_inference_server",
+    "What shared servers counted and cost on days of closed months, as it stood at the close.",
+    column("period_start_ms", BIG, "of the closed month"),
+    *required_columns(BIG, "day_ms"),
+    *required_columns(TEXT, "server"),
+    column("currency", TEXT, "empty: it cost nothing"),
+    *required_columns(BIG, "cost_micro", "used_micro"),
+    column("counted_input", BIG, "by the server; null: not known", nullable=True),
+    column("counted_output", BIG, "by the server; null: not known", nullable=True),
+    *required_columns(sa.Boolean, "is_scaled"),
+    column("weights", TEXT, "of an input, a cached and an output token"),
+    index("period_start_ms"),
+)
+
+table(
     "pool_share",
     "Teams' shares of pools, to which reports compare what they held: rows are superseded, never"
     " edited.",

@@ -1,0 +1,283 @@
+"""Lines of shared model servers: what each tenant of a server pays on a day, and sums of them.
+
+A line is of one server, day, claimant and currency. Tokens stand on the line of the first currency
+alone, so that sums count them once. Grouping adds lines up; amounts that are shown are rounded
+together, so that the rows of a list add up to its total.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from gpuledger_collector.accounting.inference import Tokens
+from gpuledger_collector.accounting.inference_split import (
+    IDLE,
+    Claimant,
+    parse_weights,
+    price_per_million,
+)
+from gpuledger_collector.accounting.money import Money, round_amounts
+from gpuledger_collector.accounting.period import Calendar, format_instant
+
+UNATTRIBUTED = "(unattributed)"
+"""A key without a team, and an owner that is not declared."""
+KEYS = ("server", "tenant", "model", "gateway", "owner", "day", "hour", "month")
+"""What lines may be grouped by."""
+DEFAULT_KEYS = ("server", "tenant", "model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceLine:
+    """What a claimant pays for a server on a day, in one currency.
+
+    `owner`: levels of the tree, empty where none is declared. `weighted`: its tokens by their
+    weights, scaled to those of the server, on the lines of all currencies. `hour_ms`: of a line
+    that is spread over hours.
+    """
+
+    server: str
+    day_ms: int
+    claimant: Claimant
+    owner: Mapping[str, str] = field(default_factory=dict)
+    tokens: Tokens
+    weighted: int
+    currency: str
+    used_micro: int
+    idle_micro: int
+    borrowed_micro: int = 0
+    lent_micro: int = 0
+    hour_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLine:
+    """What a server cost and counted on a day, in one currency; counts stand on its first line.
+
+    `counted_input`, `counted_output`: by its own counters; None: not known.
+    """
+
+    server: str
+    day_ms: int
+    currency: str
+    cost_micro: int
+    used_micro: int
+    counted_input: int | None
+    counted_output: int | None
+    is_scaled: bool
+    weights: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedLine:
+    """Lines of one group and currency, added up; `keys` by name. `trust`: of all of its tokens, if
+    they have the same.
+    """
+
+    keys: Mapping[str, str]
+    owner: Mapping[str, str]
+    trust: str
+    tokens: Tokens
+    used: Money | None
+    idle: Money | None
+    cost: Money | None
+    borrowed: Money | None
+    lent: Money | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSummary:
+    """What a server cost in a period and one currency, and what a million of its tokens did.
+
+    `coverage`: tokens of gateways over those of the server, on days on which both are known; None:
+    not known. Prices are of an input, a cached and an output token, at held and at used cost.
+    """
+
+    server: str
+    cost: Money | None
+    used: Money | None
+    platform: Money | None
+    tenants: int
+    asked: Tokens
+    counted_input: int | None
+    counted_output: int | None
+    coverage: Decimal | None
+    scaled_days: int
+    held_prices: tuple[Decimal | None, ...]
+    used_prices: tuple[Decimal | None, ...]
+
+
+@dataclass
+class _Dates:
+    """Days and months by their begin; a month has thousands of lines of each of its days."""
+
+    calendar: Calendar
+    days: dict[int, str] = field(default_factory=dict)
+
+    def day(self, day_ms: int) -> str:
+        """The date of a day."""
+        if day_ms not in self.days:
+            self.days[day_ms] = str(self.calendar.date_of(day_ms))
+        return self.days[day_ms]
+
+
+def _key_of(line: InferenceLine, name: str, dates: _Dates) -> str:
+    """The value of a key of a line, for people."""
+    if name == "owner":
+        levels = " ".join(f"{level}={value}" for level, value in line.owner.items())
+        return levels or (UNATTRIBUTED if line.claimant.is_tenant else line.claimant.tenant)
+    if name == "tenant":
+        return line.claimant.tenant or UNATTRIBUTED
+    if name in ("model", "gateway"):
+        return str(getattr(line.claimant, name))
+    if name == "day":
+        return dates.day(line.day_ms)
+    if name == "month":
+        return dates.day(line.day_ms)[:7]
+    if name == "hour":
+        return "" if line.hour_ms is None else format_instant(line.hour_ms)
+    return line.server
+
+
+def group_lines(
+    lines: Iterable[InferenceLine], names: Sequence[str], calendar: Calendar
+) -> list[GroupedLine]:
+    """Add lines up by keys and currency, the greatest cost first."""
+    groups: dict[tuple[tuple[str, ...], str], list[InferenceLine]] = defaultdict(list)
+    dates = _Dates(calendar)
+    for line in lines:
+        keys = tuple(_key_of(line, name, dates) for name in names)
+        groups[keys, line.currency].append(line)
+    by_currency: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for keys, currency in sorted(groups):
+        by_currency[currency].append(keys)
+    grouped: list[tuple[int, tuple[str, ...], GroupedLine]] = []
+    for currency, all_keys in by_currency.items():
+        rows = [groups[keys, currency] for keys in all_keys]
+        amounts = [_amounts(rows, currency, value) for value in _VALUES]
+        for at, keys in enumerate(all_keys):
+            used, idle, cost, borrowed, lent = (column[at] for column in amounts)
+            trusts = {line.claimant.trust for line in rows[at] if line.claimant.is_tenant}
+            owners = [line.owner for line in rows[at]]
+            grouped.append(
+                (
+                    -(cost.micro if cost is not None else 0),
+                    (*keys, currency),
+                    GroupedLine(
+                        dict(zip(names, keys, strict=True)),
+                        owners[0] if all(owner == owners[0] for owner in owners) else {},
+                        trusts.pop() if len(trusts) == 1 else "",
+                        sum((line.tokens for line in rows[at]), Tokens()),
+                        used,
+                        idle,
+                        cost,
+                        borrowed,
+                        lent,
+                    ),
+                )
+            )
+    return [line for *_, line in sorted(grouped, key=lambda each: each[:2])]
+
+
+_VALUES: Sequence[Callable[[InferenceLine], int]] = (
+    lambda line: line.used_micro,
+    lambda line: line.idle_micro,
+    lambda line: line.used_micro + line.idle_micro,
+    lambda line: line.borrowed_micro,
+    lambda line: line.lent_micro,
+)
+
+
+def _amounts(
+    rows: Sequence[Sequence[InferenceLine]],
+    currency: str,
+    value: Callable[[InferenceLine], int],
+) -> Sequence[Money | None]:
+    """An amount of each row, rounded together; None where nothing has a price."""
+    if not currency:
+        return [None] * len(rows)
+    return round_amounts([sum(map(value, row)) for row in rows], currency)
+
+
+def summarize_servers(
+    servers: Iterable[ServerLine], lines: Iterable[InferenceLine]
+) -> list[ServerSummary]:
+    """Sum servers over the days of a period, by name and currency."""
+    days: dict[tuple[str, str], list[ServerLine]] = defaultdict(list)
+    for server in servers:
+        days[server.server, server.currency].append(server)
+    parts: dict[str, list[InferenceLine]] = defaultdict(list)
+    for line in lines:
+        parts[line.server].append(line)
+    return [
+        _summarize(name, currency, rows, parts[name])
+        for (name, currency), rows in sorted(days.items())
+    ]
+
+
+def _summarize(
+    name: str, currency: str, days: Sequence[ServerLine], parts: Sequence[InferenceLine]
+) -> ServerSummary:
+    own = [line for line in parts if line.currency == currency]
+    asked = _asked_by_day(own)
+    known = [day for day in days if day.counted_input is not None]
+    counted_input = sum(day.counted_input or 0 for day in known) if known else None
+    counted_output = sum(day.counted_output or 0 for day in known) if known else None
+    cost = sum(day.cost_micro for day in days)
+    used = sum(day.used_micro for day in days)
+    left = sum(line.idle_micro for line in own if line.claimant.tenant == IDLE)
+    held_prices, used_prices = _prices(days, own)
+    return ServerSummary(
+        name,
+        Money(cost, currency) if currency else None,
+        Money(used, currency) if currency else None,
+        Money(left, currency) if currency else None,
+        len({line.claimant.tenant for line in own if line.claimant.is_tenant and line.tokens}),
+        sum(asked.values(), Tokens()),
+        counted_input,
+        counted_output,
+        _coverage(known, asked),
+        sum(day.is_scaled for day in days),
+        held_prices,
+        used_prices,
+    )
+
+
+def _asked_by_day(lines: Iterable[InferenceLine]) -> dict[int, Tokens]:
+    asked: dict[int, Tokens] = defaultdict(Tokens)
+    for line in lines:
+        if line.claimant.is_tenant:
+            asked[line.day_ms] += line.tokens
+    return asked
+
+
+def _coverage(known: Sequence[ServerLine], asked: Mapping[int, Tokens]) -> Decimal | None:
+    """Tokens that gateways know over those that servers counted, to four places, cut off."""
+    counted = sum((day.counted_input or 0) + (day.counted_output or 0) for day in known)
+    if not counted:
+        return None
+    of_gateways = sum(
+        asked[day.day_ms].input + asked[day.day_ms].output for day in known if day.day_ms in asked
+    )
+    return Decimal(of_gateways * 10_000 // counted).scaleb(-4)
+
+
+def _prices(
+    days: Sequence[ServerLine], lines: Sequence[InferenceLine]
+) -> tuple[tuple[Decimal | None, ...], tuple[Decimal | None, ...]]:
+    """Prices of a million tokens by kind, at held and at used cost; None where weights changed in
+    the period or nothing was counted.
+    """
+    texts = {day.weights for day in days}
+    if len(texts) != 1 or not days[0].currency:
+        return (None,) * 3, (None,) * 3
+    weights = parse_weights(texts.pop())
+    weighted = sum(line.weighted for line in lines)
+    held, used = sum(day.cost_micro for day in days), sum(day.used_micro for day in days)
+    kinds = (weights.input, weights.cached, weights.output)
+    return (
+        tuple(price_per_million(held, weight, weighted) for weight in kinds),
+        tuple(price_per_million(used, weight, weighted) for weight in kinds),
+    )

@@ -1,0 +1,167 @@
+"""Shared model servers and their tenants: [[inference]] and [[tenant]] tables.
+
+    [[inference]]
+    name = "qwen"
+    gateway = "litellm"
+    models = ["hosted_vllm/Qwen3-32B", "qwen*"]
+    backends = ["http://10.0.0.7:8000/*"]
+    served_by = { namespace = "llm", pod = "qwen-*" }
+    weights = "1 : 0.1 : 4"
+    idle = "reservations"
+    reserved = { team-vision = 0.5, team-nlp = 0.25 }
+    effective_from = 2026-10-01
+
+    [[tenant]]
+    gateway = "litellm"
+    tenant = "team-vision"
+    owner = { team = "vision" }
+
+`models` and `backends` are what the gateway says, with `*` as wildcard; `served_by` matches tags
+and facts of the workloads that answer, as a rule does. Weights are those of an input, a cached and
+an output token. Dates are days of the bill, in its zone; `effective_to` is not included.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from gpuledger_collector.accounting.inference_split import (
+    BY_RESERVATIONS,
+    BY_TOKENS,
+    IDLE_RULES,
+    MODES,
+    SHOWBACK,
+    SharedServer,
+    TenantOwner,
+    parse_weights,
+    split_patterns,
+)
+from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
+from gpuledger_collector.config.attribution import check_level
+from gpuledger_collector.config.fields import (
+    Name,
+    Scalar,
+    Text,
+    decimal,
+    one_of,
+    read_text,
+    refusal,
+)
+from gpuledger_collector.config.model import Dated
+
+
+class DeclaredInference(Dated):
+    """A model server that several tenants share."""
+
+    name: Name
+    gateway: Text = ""
+    models: tuple[Text, ...]
+    backends: tuple[Text, ...] = ()
+    served_by: dict[str, Scalar]
+    served_model: Text = ""
+    weights: Text = "1 : 1 : 1"
+    idle: Annotated[str, one_of(IDLE_RULES)] = BY_TOKENS
+    # `idle` decides whether it is needed or refused
+    reserved: dict[str, Annotated[Decimal, decimal(6, 1)]] = Field({}, validate_default=True)
+    mode: Text = SHOWBACK
+
+    value_type = SharedServer
+    identity = ("name",)
+    conflict = ("name", "line {line} declares this server for some of these days already")
+
+    @field_validator("models", "backends")
+    @classmethod
+    def _list_patterns(cls, patterns: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if any("," in pattern or not pattern for pattern in patterns):
+            raise refusal("bad_list", "must be texts without commas")
+        if not patterns and info.field_name == "models":
+            raise refusal("empty", "names no model")
+        return patterns
+
+    @field_validator("served_by")
+    @classmethod
+    def _match_something(cls, served_by: dict[str, str]) -> dict[str, str]:
+        if not served_by:
+            raise refusal("empty", "matches every workload; name its tags or its namespace and pod")
+        return served_by
+
+    @field_validator("weights")
+    @classmethod
+    def _weigh_tokens(cls, weights: str) -> str:
+        try:
+            parse_weights(weights)
+        except ValueError as error:
+            raise refusal("bad_weights", str(error)) from None
+        return " : ".join(f"{Decimal(part.strip()).normalize():f}" for part in weights.split(":"))
+
+    @field_validator("reserved")
+    @classmethod
+    def _belong_to_reservations(
+        cls, reserved: dict[str, Decimal], info: ValidationInfo
+    ) -> dict[str, Decimal]:
+        rule = info.data.get("idle")
+        if rule == BY_RESERVATIONS and not any(reserved.values()):
+            raise refusal("empty", "gives no tenant a share, such as { team-vision = 0.5 }")
+        if rule not in {BY_RESERVATIONS, None} and reserved:
+            raise refusal("not_reserved", f'belongs to idle = "{BY_RESERVATIONS}"')
+        if sum(reserved.values()) > 1:
+            raise refusal("too_much", "gives tenants more than the whole server")
+        return reserved
+
+    @field_validator("mode")
+    @classmethod
+    def _show_only(cls, mode: str) -> str:
+        if mode == "charged":
+            raise refusal("not_yet", "can only be showback in this version: no bill changes by it")
+        if mode not in MODES:
+            raise refusal("bad_choice", f"{mode!r} is not one of {', '.join(MODES)}")
+        return mode
+
+    def to_value(self, source: str, position: int) -> Any:
+        """The server, with its lists as texts."""
+        del source, position
+        fields = dict(vars(self)) | {
+            "models": ", ".join(self.models),
+            "backends": ", ".join(self.backends),
+            "reserved": {name: f"{share.normalize():f}" for name, share in self.reserved.items()},
+        }
+        return SharedServer(**fields)
+
+    @classmethod
+    def from_value(cls, value: Any) -> Self:
+        """The declaration of a server that is in force."""
+        fields = {name: getattr(value, name) for name in cls.model_fields}
+        return cls.model_construct(
+            **fields
+            | {
+                "models": tuple(split_patterns(value.models)),
+                "backends": tuple(split_patterns(value.backends)),
+                "reserved": {name: Decimal(share) for name, share in value.reserved.items()},
+            }
+        )
+
+
+class DeclaredTenant(Dated):
+    """Who pays for a tenant of a gateway."""
+
+    gateway: Text = ""
+    tenant: Text
+    owner: dict[str, Text]
+
+    value_type = TenantOwner
+    identity = ("gateway", "tenant")
+    conflict = ("tenant", "line {line} gives this tenant an owner for some of these days already")
+
+    @field_validator("owner")
+    @classmethod
+    def _name_an_owner(cls, owner: dict[str, str]) -> dict[str, str]:
+        for level, name in owner.items():
+            check_level(level)
+            if is_reserved(read_text(name)):
+                raise refusal("reserved_name", reserved_message(name))
+        if not owner or not all(owner.values()):
+            raise refusal("bad_table", 'must name an owner, such as { team = "vision" }')
+        return owner

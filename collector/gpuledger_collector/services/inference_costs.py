@@ -1,0 +1,604 @@
+"""Who asked pays: what shared model servers cost each tenant in a period, from one reading.
+
+Declared servers ([[inference]]) name the tokens that are theirs, and the workloads that answered.
+A workload or tokens that two of them name on one day move nothing, and are said. A closed month is
+read as it was kept at its close. No bill changes by any of this.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpuledger_collector.accounting.attribution import Attribution, WorkloadFacts
+from gpuledger_collector.accounting.inference import Asker, TokenHour, Tokens
+from gpuledger_collector.accounting.inference_lines import (
+    GroupedLine,
+    InferenceLine,
+    ServerLine,
+    ServerSummary,
+    group_lines,
+    summarize_servers,
+)
+from gpuledger_collector.accounting.inference_split import (
+    UNCOVERED_MS,
+    Claimant,
+    Part,
+    ServerCost,
+    ServerCount,
+    SharedServer,
+    TenantOwner,
+    compare_tokens,
+    split_day,
+    split_signed,
+    spread_part,
+)
+from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.accounting.reserved_names import escape_name
+from gpuledger_collector.accounting.unit_cost import count_by_hour
+from gpuledger_collector.storage.billing import inference, periods
+from gpuledger_collector.storage.billing.inference import WorkloadDay
+from gpuledger_collector.storage.ledger import token_usage, workloads, zones
+from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.plurals import plural
+
+NAMED = 5
+"""Names that a sentence lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceAnswer:
+    """What shared servers cost in a period: lines by tenant, sums of servers, and what moves
+    nothing, in sentences.
+
+    A viewer is answered its own owner's lines alone.
+    """
+
+    lines: Sequence[GroupedLine]
+    servers: Sequence[ServerSummary]
+    notes: Sequence[str]
+
+
+@dataclass(slots=True)
+class InferenceDays:
+    """The lines of a period by day, and what was left out of them."""
+
+    lines: list[InferenceLine] = field(default_factory=list)
+    servers: list[ServerLine] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_inference(
+    connection: Connection,
+    period: Period,
+    keys: Sequence[str],
+    viewer: Mapping[str, str] | None = None,
+) -> InferenceAnswer:
+    """What tenants of shared servers pay for a period, grouped by keys; for a viewer the lines of
+    its owner alone.
+
+    All lines are read: what one tenant pays depends on the tokens of all.
+    """
+    days = read_days(connection, period)
+    lines = days.lines
+    if viewer is not None:
+        lines = [line for line in lines if line.owner and viewer.items() <= line.owner.items()]
+    if "hour" in keys:
+        lines = _spread_hours(connection, period, lines)
+    calendar = zones.calendar(connection)
+    return InferenceAnswer(
+        group_lines(lines, keys, calendar),
+        [] if viewer is not None else summarize_servers(days.servers, days.lines),
+        [] if viewer is not None else days.notes,
+    )
+
+
+def read_days(connection: Connection, period: Period) -> InferenceDays:
+    """The lines of a period by day: of closed months as kept at their close."""
+    calendar = zones.calendar(connection)
+    kept = inference.list_closed_months(connection)
+    answer = InferenceDays()
+    for name, closed_ms in periods.declarations_at(connection, calendar, period).items():
+        month = calendar.month(name)
+        part = month.clip(period)
+        if part is None:
+            continue
+        if closed_ms is not None and month.start_ms in kept:
+            answer.lines += inference.read_closed_lines(connection, part)
+            answer.servers += inference.read_closed_servers(connection, part)
+            continue
+        split = split_period(connection, part, closed_ms)
+        if closed_ms is not None and split.servers:
+            answer.notes.append(
+                f"{name} was closed before its servers were split: it is split by what is known now"
+            )
+        answer.lines += split.lines
+        answer.servers += split.servers
+        answer.notes += split.notes
+    answer.notes = list(dict.fromkeys(answer.notes))
+    return answer
+
+
+def keep_at_close(connection: Connection, month: Period) -> int:
+    """Keep how the days of a month are split, in the transaction of its close; return how many
+    lines.
+    """
+    if not inference.SERVERS.in_force(connection):
+        return 0
+    split = split_period(connection, month, None)
+    inference.write_closed(connection, month, split.lines, split.servers)
+    return len(split.lines)
+
+
+def split_period(connection: Connection, period: Period, declared_ms: int | None) -> InferenceDays:
+    """Split the days of a period as servers and tenants were declared at an instant (None: now)."""
+    calendar = zones.calendar(connection)
+    days = calendar.days(period)
+    dates = {day.start_ms: calendar.date_of(day.start_ms) for day in days}
+    servers = [
+        server
+        for server in (
+            inference.SERVERS.in_force(connection, declared_ms)
+            or inference.SERVERS.in_force(connection)
+        )
+        if any(server.holds_on(date) for date in dates.values())
+    ]
+    if not servers:
+        return _undeclared(connection, period)
+    tenants = _Owners(
+        inference.TENANTS.in_force(connection, declared_ms)
+        or inference.TENANTS.in_force(connection),
+        dates,
+    )
+    answered = _Answered(connection, period, servers)
+    asked = _Asked(calendar, servers, dates, token_usage.read_token_hours(connection, period))
+    answer = InferenceDays()
+    for day in days:
+        date = dates[day.start_ms]
+        for number, server in enumerate(servers):
+            if server.holds_on(date):
+                ids = answered.workloads_on(number, date)
+                _split_server(
+                    answer,
+                    server,
+                    day,
+                    answered.costs_on(day.start_ms, ids),
+                    answered.counted_on(number, day, ids),
+                    asked.by_server.get((day.start_ms, number), {}),
+                    tenants,
+                )
+    answer.notes += [*asked.notes(), *answered.notes(), *tenants.notes()]
+    answer.notes += _server_notes(answer.servers)
+    return answer
+
+
+def _undeclared(connection: Connection, period: Period) -> InferenceDays:
+    hours = token_usage.read_token_hours(connection, period)
+    if not hours:
+        return InferenceDays()
+    gateways = ", ".join(sorted({hour.asker.gateway for hour in hours})[:NAMED])
+    return InferenceDays(
+        notes=[
+            f"tokens of {gateways} came, and no server is declared that answered them: declare"
+            " [[inference]] tables (docs/guides/shared-inference.md)"
+        ]
+    )
+
+
+def _split_server(
+    answer: InferenceDays,
+    server: SharedServer,
+    day: Period,
+    costs: Mapping[str, ServerCost],
+    counted: ServerCount | None,
+    asked: Mapping[Claimant, Tokens],
+    tenants: _Owners,
+) -> None:
+    """Add the lines of a server's day to an answer."""
+    tokens = compare_tokens(asked, counted)
+    if not costs and not tokens.weighted:
+        return
+    weights = server.token_weights
+    first = True
+    for currency, cost in sorted(costs.items()) or [("", ServerCost(0))]:
+        used_micro, _ = cost.used_and_idle
+        answer.servers.append(
+            ServerLine(
+                server.name,
+                day.start_ms,
+                currency,
+                cost.cost_micro,
+                used_micro,
+                counted.input if first and counted is not None else None,
+                counted.output if first and counted is not None else None,
+                first and tokens.is_scaled,
+                server.weights,
+            )
+        )
+        for part in split_day(cost, tokens, weights, server.idle, server.reservations):
+            weighted = tokens.weighted.get(part.claimant)
+            answer.lines.append(
+                InferenceLine(
+                    server=server.name,
+                    day_ms=day.start_ms,
+                    claimant=part.claimant,
+                    owner=tenants.owner_of(part.claimant, day.start_ms),
+                    tokens=part.tokens if first else Tokens(),
+                    weighted=0 if weighted is None else weights.weigh(weighted),
+                    currency=currency,
+                    used_micro=part.used_micro,
+                    idle_micro=part.idle_micro,
+                    borrowed_micro=part.borrowed_micro,
+                    lent_micro=part.lent_micro,
+                )
+            )
+        first = False
+
+
+def _server_notes(servers: Sequence[ServerLine]) -> list[str]:
+    unknown = sorted(
+        {day.server for day in servers}
+        - {day.server for day in servers if day.counted_input is not None}
+    )
+    notes = (
+        [
+            f"{_names(unknown)}: no counters of the server are known, so tokens past the gateway are"
+            " not known either (docs/guides/unit-cost.md)"
+        ]
+        if unknown
+        else []
+    )
+    scaled = Counter(day.server for day in servers if day.is_scaled)
+    notes += [
+        f"{name}: on {plural(count, 'day')} gateways counted more tokens than the server; they are"
+        " scaled down to it"
+        for name, count in sorted(scaled.items())
+    ]
+    unpriced = sorted({day.server for day in servers if not day.currency})
+    if unpriced:
+        notes.append(
+            f"{_names(unpriced)}: on some days nothing that answered was charged, so tokens of"
+            " these days cost nothing here"
+        )
+    return notes
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+class _Owners:
+    """Who pays for tenants, by day."""
+
+    def __init__(self, declared: Iterable[TenantOwner], dates: Mapping[int, dt.date]) -> None:
+        self._dates = dates
+        self._declared: dict[str, list[TenantOwner]] = defaultdict(list)
+        for tenant in declared:
+            self._declared[tenant.tenant].append(tenant)
+        self._known: dict[tuple[str, str, dt.date], Mapping[str, str]] = {}
+        self._unknown: set[str] = set()
+
+    def owner_of(self, claimant: Claimant, day_ms: int) -> Mapping[str, str]:
+        """The owner of a tenant on a day; empty where none is declared."""
+        if not claimant.is_tenant or not claimant.tenant:
+            return {}
+        key = claimant.gateway, claimant.tenant, self._dates[day_ms]
+        if key not in self._known:
+            self._known[key] = self._find(*key)
+        if not self._known[key]:
+            self._unknown.add(claimant.tenant)
+        return self._known[key]
+
+    def _find(self, gateway: str, tenant: str, date: dt.date) -> Mapping[str, str]:
+        holding = [
+            each
+            for each in self._declared.get(tenant, ())
+            if each.gateway in ("", gateway) and each.holds_on(date)
+        ]
+        # A declaration for this gateway is more specific than one for all.
+        return max(holding, key=lambda each: each.gateway).owner if holding else {}
+
+    def notes(self) -> list[str]:
+        """Tenants that no owner pays for."""
+        if not self._unknown:
+            return []
+        return [
+            f"no [[tenant]] table names an owner of {_names(sorted(self._unknown))}: no team sees"
+            " their lines"
+        ]
+
+
+class _Asked:
+    """Tokens by day, server and claimant, and those that no server, or two, answered."""
+
+    def __init__(
+        self,
+        calendar: Calendar,
+        servers: Sequence[SharedServer],
+        dates: Mapping[int, dt.date],
+        hours: Iterable[TokenHour],
+    ) -> None:
+        self.by_server: dict[tuple[int, int], dict[Claimant, Tokens]] = defaultdict(dict)
+        self._nowhere: Counter[str] = Counter()
+        self._twice: dict[str, Sequence[str]] = {}
+        starts: dict[int, int] = {}
+        found: dict[tuple[Asker, int], int | None] = {}
+        for hour in hours:
+            if hour.hour_ms not in starts:
+                starts[hour.hour_ms] = calendar.day_of(hour.hour_ms).start_ms
+            day_ms = starts[hour.hour_ms]
+            if day_ms not in dates:
+                continue
+            key = hour.asker, day_ms
+            if key not in found:
+                found[key] = self._server_of(servers, hour.asker, dates[day_ms])
+            number = found[key]
+            if number is None:
+                if place_of(hour.asker) not in self._twice:
+                    self._nowhere[place_of(hour.asker)] += hour.tokens.input + hour.tokens.output
+                continue
+            claimant = claimant_of(hour.asker)
+            of_day = self.by_server[day_ms, number]
+            of_day[claimant] = of_day.get(claimant, Tokens()) + hour.tokens
+
+    def _server_of(
+        self, servers: Sequence[SharedServer], asker: Asker, date: dt.date
+    ) -> int | None:
+        answering = [
+            number
+            for number, server in enumerate(servers)
+            if server.holds_on(date) and server.answers(asker)
+        ]
+        if len(answering) > 1:
+            self._twice[place_of(asker)] = sorted(servers[number].name for number in answering)
+        return answering[0] if len(answering) == 1 else None
+
+    def notes(self) -> list[str]:
+        """What moves nothing."""
+        notes = [
+            f"{place}: {tokens:,} tokens match no [[inference]] table and move nothing"
+            for place, tokens in self._nowhere.most_common(NAMED)
+        ]
+        if len(self._nowhere) > NAMED:
+            notes.append(f"{len(self._nowhere) - NAMED} more models match no [[inference]] table")
+        return notes + [
+            f"{place}: matches {' and '.join(names)}, and moves nothing; give one of them backends"
+            for place, names in sorted(self._twice.items())[:NAMED]
+        ]
+
+
+def place_of(asker: Asker) -> str:
+    """What a gateway calls the model, and the backend where it says one."""
+    return f"{asker.gateway}: {asker.model}" + (f" at {asker.backend}" if asker.backend else "")
+
+
+def claimant_of(asker: Asker) -> Claimant:
+    """Who asked, wherever it was answered; a name of a row of the reports is escaped."""
+    return Claimant(asker.gateway, escape_name(asker.tenant), asker.model, asker.trust)
+
+
+class _Answered:
+    """The workloads of servers, what they cost by day, and what their counters counted."""
+
+    def __init__(
+        self, connection: Connection, period: Period, servers: Sequence[SharedServer]
+    ) -> None:
+        self._connection, self._servers = connection, servers
+        ids = inference.list_charged_workloads(connection, period)
+        self._matching = _match_workloads(connection, servers, ids)
+        chosen = sorted(set().union(*self._matching))
+        self._by_date: dict[dt.date, list[set[int]]] = {}
+        self._twice: set[tuple[int, tuple[str, ...]]] = set()
+        self._unpriced_ns = inference.count_unpriced(connection, period, chosen) if chosen else 0
+        self._days: dict[int, list[WorkloadDay]] = defaultdict(list)
+        for row in inference.read_workload_days(connection, period, chosen) if chosen else ():
+            self._days[row.day_ms].append(row)
+        self._adjusted = _adjustments(connection, period, self._days) if chosen else {}
+        self._counts = [
+            inference.read_model_counts(connection, period, sorted(own), server.served_model)
+            for server, own in zip(servers, self._matching, strict=True)
+        ]
+        self._held: dict[int, dict[int, int]] = defaultdict(dict)
+        for hour in inference.read_workload_hours(connection, period, chosen) if chosen else ():
+            self._held[hour.workload_id][hour.hour_ms] = hour.longest_ms
+        self._by_hour: dict[tuple[int, int], Mapping[str, Mapping[int, tuple[int, int]]]] = {}
+
+    def workloads_on(self, number: int, date: dt.date) -> set[int]:
+        """The workloads of a server on a date; those of two servers are nobody's."""
+        if date not in self._by_date:
+            holding = [
+                own if server.holds_on(date) else set()
+                for server, own in zip(self._servers, self._matching, strict=True)
+            ]
+            count = Counter(workload_id for own in holding for workload_id in own)
+            twice = {workload_id for workload_id, times in count.items() if times > 1}
+            for workload_id in twice:
+                names = sorted(
+                    server.name
+                    for server, own in zip(self._servers, holding, strict=True)
+                    if workload_id in own
+                )
+                self._twice.add((workload_id, tuple(names)))
+            self._by_date[date] = [own - twice for own in holding]
+        return self._by_date[date][number]
+
+    def costs_on(self, day_ms: int, ids: set[int]) -> dict[str, ServerCost]:
+        """What the workloads of a server cost on a day, by currency."""
+        sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        for row in self._days.get(day_ms, ()):
+            if row.workload_id in ids:
+                entry = sums[row.currency]
+                entry[0] += row.cost_micro + self._adjusted.get(row, 0)
+                entry[1] += row.busy_ns
+                entry[2] += row.idle_ns
+                entry[3] += row.unknown_ns
+        return {currency: ServerCost(*entry) for currency, entry in sums.items()}
+
+    def counted_on(self, number: int, day: Period, ids: set[int]) -> ServerCount | None:
+        """What the counters of a server's workloads counted on a day; None: they say nothing."""
+        tokens = {"prompt_tokens": 0, "generated_tokens": 0}
+        known = False
+        uncovered_ms = 0
+        for workload_id in sorted(ids):
+            hours = self._hours_of(number, workload_id)
+            for counter, counted in hours.items():
+                for hour_ms, (units, _) in counted.items():
+                    if day.start_ms <= hour_ms < day.end_ms:
+                        known = True
+                        tokens[counter] += units
+            held = self._held.get(workload_id)
+            if held is None:
+                uncovered_ms += day.ms
+                continue
+            for hour_ms, held_ms in held.items():
+                if day.start_ms <= hour_ms < day.end_ms:
+                    covered = min(
+                        counted.get(hour_ms, (0, 0))[1]
+                        for counted in (hours.get(name, {}) for name in tokens)
+                    )
+                    uncovered_ms += max(held_ms - covered, 0)
+        if not known:
+            return None
+        return ServerCount(
+            tokens["prompt_tokens"], tokens["generated_tokens"], uncovered_ms <= UNCOVERED_MS
+        )
+
+    def _hours_of(
+        self, number: int, workload_id: int
+    ) -> Mapping[str, Mapping[int, tuple[int, int]]]:
+        key = number, workload_id
+        if key not in self._by_hour:
+            counts = self._counts[number].get(workload_id, [])
+            self._by_hour[key] = {
+                counter: count_by_hour([count for count in counts if count.counter == counter])
+                for counter in {count.counter for count in counts}
+            }
+        return self._by_hour[key]
+
+    def notes(self) -> list[str]:
+        """What moves nothing, or has no cost."""
+        empty = sorted(
+            {
+                server.name
+                for server, own in zip(self._servers, self._matching, strict=True)
+                if not own
+            }
+        )
+        notes = (
+            [f"{_names(empty)}: no workload that was charged matches its served_by"]
+            if empty
+            else []
+        )
+        if self._twice:
+            names = workloads.facts(self._connection, [number for number, _ in self._twice])
+            notes += [
+                f"{names[number].key}: is a workload of {' and '.join(servers)}, and its cost is"
+                " split among nobody"
+                for number, servers in sorted(self._twice)[:NAMED]
+            ]
+        if self._unpriced_ns:
+            notes.append("some time of the servers has no price: it is in no line")
+        return notes
+
+
+def _match_workloads(
+    connection: Connection, servers: Sequence[SharedServer], ids: Sequence[int]
+) -> list[set[int]]:
+    """The workloads of each server, by what was reported of them last."""
+    facts = workloads.facts(connection, ids)
+    matching = []
+    for server in servers:
+        rules = Attribution([server.rule])
+        own = {
+            workload.id
+            for workload in facts.values()
+            if _may_match(server, workload) and rules.matching(with_job(workload), 0)
+        }
+        if server.served_model and own:
+            own &= inference.list_serving(connection, sorted(own), server.served_model)
+        matching.append(own)
+    return matching
+
+
+def _may_match(server: SharedServer, workload: WorkloadFacts) -> bool:
+    """Whether a workload has all the tags that a server asks for: most have not, and patterns cost
+    more.
+    """
+    return all(name in workload.tags or name in _FACTS for name in server.served_by)
+
+
+_FACTS = frozenset({"kind", "user", "account", "name", "job"})
+
+
+def with_job(workload: WorkloadFacts) -> WorkloadFacts:
+    """A workload with its id at the scheduler as the tag `job`."""
+    _, _, number = workload.key.rpartition(":")
+    return replace(workload, tags={"job": number.partition("@")[0], **workload.tags})
+
+
+def _adjustments(
+    connection: Connection, period: Period, days: Mapping[int, Sequence[WorkloadDay]]
+) -> dict[WorkloadDay, int]:
+    """What policies added to workloads: their part of what was added to their place on that day, in
+    proportion to cost, by largest remainder.
+    """
+    adjusted: dict[WorkloadDay, int] = {}
+    for place in inference.read_adjusted_places(connection, period):
+        own = [
+            row
+            for row in days.get(place.day_ms, ())
+            if row.is_time
+            and (row.owner_id, row.pool, row.gpu_model, row.currency)
+            == (place.owner_id, place.pool, place.gpu_model, place.currency)
+        ]
+        weights = [max(row.cost_micro, 0) for row in own]
+        rest = max(place.held_micro - sum(weights), 0)
+        if not any(weights):
+            continue
+        parts = split_signed(place.adjusted_micro, [*weights, rest])
+        adjusted |= dict(zip(own, parts, strict=False))
+    return adjusted
+
+
+def _spread_hours(
+    connection: Connection, period: Period, lines: Sequence[InferenceLine]
+) -> list[InferenceLine]:
+    """Spread lines of days over their hours; the hours of a line add up to it."""
+    calendar = zones.calendar(connection)
+    weights = {
+        server.name: server.token_weights for server in inference.SERVERS.in_force(connection)
+    }
+    asked: dict[tuple[int, Claimant], dict[int, Tokens]] = defaultdict(dict)
+    for hour in token_usage.read_token_hours(connection, period):
+        key = calendar.day_of(hour.hour_ms).start_ms, claimant_of(hour.asker)
+        known = asked[key].get(hour.hour_ms, Tokens())
+        asked[key][hour.hour_ms] = known + hour.tokens
+    spread = []
+    for line in lines:
+        day = calendar.day_of(line.day_ms).clip(period) or period
+        every = {piece.start_ms - piece.start_ms % 3_600_000: piece.ms for piece in day.hours()}
+        by_hour = asked.get((line.day_ms, line.claimant), {})
+        own = weights.get(line.server)
+        by_tokens = {
+            hour_ms: own.weigh(tokens) if own is not None else tokens.input + tokens.output
+            for hour_ms, tokens in by_hour.items()
+        }
+        part = Part(line.claimant, line.tokens, line.used_micro, line.idle_micro)
+        for hour_ms, (used, idle) in spread_part(part, by_tokens, every).items():
+            tokens = by_hour.get(hour_ms, Tokens()) if line.tokens else Tokens()
+            if used or idle or tokens:
+                spread.append(
+                    replace(
+                        line,
+                        hour_ms=hour_ms,
+                        tokens=tokens,
+                        used_micro=used,
+                        idle_micro=idle,
+                        borrowed_micro=0,
+                        lent_micro=0,
+                    )
+                )
+    return spread

@@ -1,0 +1,296 @@
+"""Shared model servers: what is declared of them, what their workloads cost and counted by day, and
+how days of closed months were split.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuledger_collector.accounting.adjustments import POLICIES
+from gpuledger_collector.accounting.inference import Tokens
+from gpuledger_collector.accounting.inference_lines import InferenceLine, ServerLine
+from gpuledger_collector.accounting.inference_split import Claimant, SharedServer, TenantOwner
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.unit_cost import CountedHour
+from gpuledger_collector.storage.ledger.dated_rows import DatedTable
+from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select, select_as, select_value, select_values
+
+SERVERS = DatedTable("inference_server", SharedServer, "name, from_on NULLS FIRST, id")
+TENANTS = DatedTable("inference_tenant", TenantOwner, "gateway, tenant, from_on NULLS FIRST, id")
+_DAYS = "day_ms >= %(start)s AND day_ms < %(end)s"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadDay:
+    """What a workload cost on a day in one currency and at one place.
+
+    `is_time`: of GPU-time; else its share of what nodes cost.
+    """
+
+    day_ms: int
+    workload_id: int
+    owner_id: int | None
+    pool: str
+    gpu_model: str
+    currency: str
+    is_time: bool
+    cost_micro: int
+    busy_ns: int
+    idle_ns: int
+    unknown_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceCost:
+    """What an owner's time in a pool and model cost on a day, and what adjustments added to it."""
+
+    day_ms: int
+    owner_id: int | None
+    pool: str
+    gpu_model: str
+    currency: str
+    held_micro: int
+    adjusted_micro: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadHour:
+    """What a workload held in an hour: the longest of its accelerators, and all of them together."""
+
+    workload_id: int
+    hour_ms: int
+    longest_ms: int
+    held_ms: int
+
+
+def list_charged_workloads(connection: Connection, period: Period) -> list[int]:
+    """The workloads that were charged for time on days of a period."""
+    return select_values(
+        connection,
+        f"SELECT DISTINCT workload_id FROM charge WHERE {_DAYS} AND state = 'held' AND workload_id"
+        " IS NOT NULL ORDER BY 1",
+        {"start": period.start_ms, "end": period.end_ms},
+    )
+
+
+def count_unpriced(connection: Connection, period: Period, ids: Sequence[int]) -> int:
+    """GPU-nanoseconds of workloads that have no price."""
+    return int(
+        select_value(
+            connection,
+            f"SELECT coalesce(sum(gpu_ns), 0) FROM charge WHERE {_DAYS} AND workload_id = ANY(%(ids)s)"
+            " AND cost_micro IS NULL",
+            {"start": period.start_ms, "end": period.end_ms, "ids": list(ids)},
+        )
+    )
+
+
+def read_workload_days(
+    connection: Connection, period: Period, ids: Sequence[int]
+) -> list[WorkloadDay]:
+    """What workloads were charged for days of a period, as booked, without corrections."""
+    rows = select(
+        connection,
+        "SELECT day_ms, workload_id, owner_id, pool, gpu_model, currency, node_cost_id IS NULL AS"
+        " is_time, sum(cost_micro)::bigint AS cost_micro, sum(busy_ns)::numeric AS busy_ns,"
+        " sum(idle_ns)::numeric AS idle_ns, sum(unknown_ns)::numeric AS unknown_ns FROM charge"
+        f" WHERE {_DAYS} AND workload_id = ANY(%(ids)s) AND state = 'held' AND currency IS NOT NULL"
+        " AND cost_micro IS NOT NULL GROUP BY 1, 2, 3, 4, 5, 6, 7"
+        " ORDER BY 1, 2, 4, 5, 6, 7, 3",
+        {"start": period.start_ms, "end": period.end_ms, "ids": list(ids)},
+    )
+    return [
+        WorkloadDay(
+            row.day_ms,
+            row.workload_id,
+            row.owner_id,
+            row.pool,
+            row.gpu_model,
+            row.currency,
+            row.is_time,
+            row.cost_micro,
+            int(row.busy_ns),
+            int(row.idle_ns),
+            int(row.unknown_ns),
+        )
+        for row in rows
+    ]
+
+
+def read_adjusted_places(connection: Connection, period: Period) -> list[PlaceCost]:
+    """The places of which policies (markups, discounts, volume prices) changed the cost of a day."""
+    return select_as(
+        connection,
+        PlaceCost,
+        "WITH a AS (SELECT day_ms, owner_id, pool, gpu_model, currency, sum(cost_micro) AS micro"
+        f" FROM charge WHERE {_DAYS} AND adjustment_id IS NOT NULL AND state = ANY(%(kinds)s)"
+        " GROUP BY 1, 2, 3, 4, 5)"
+        " SELECT a.day_ms, a.owner_id, a.pool, a.gpu_model, a.currency, coalesce((SELECT"
+        " sum(c.cost_micro) FROM charge c WHERE c.day_ms = a.day_ms AND c.owner_id IS NOT DISTINCT"
+        " FROM a.owner_id AND c.pool = a.pool AND c.gpu_model = a.gpu_model AND c.currency ="
+        " a.currency AND c.state = 'held' AND c.node_cost_id IS NULL), 0)::bigint AS held_micro,"
+        " a.micro::bigint AS adjusted_micro FROM a ORDER BY 1, 3, 4, 5, 2",
+        {"start": period.start_ms, "end": period.end_ms, "kinds": list(POLICIES)},
+    )
+
+
+def read_model_counts(
+    connection: Connection, period: Period, ids: Sequence[int], served_model: str
+) -> dict[int, list[CountedHour]]:
+    """What the counters of workloads counted of tokens, by workload; of one model, or of all."""
+    hours: dict[int, list[CountedHour]] = {}
+    rows = connection.execute(
+        "SELECT s.workload_id, s.via, s.source, s.counter, h.hour_ms, sum(h.units)::bigint,"
+        " max(h.covered_ms), max(h.restarts) FROM counter_series s JOIN counter_hour h ON"
+        " h.series_id = s.id WHERE s.workload_id = ANY(%(ids)s) AND s.counter IN ('prompt_tokens',"
+        " 'generated_tokens') AND (%(label)s = '' OR position(%(label)s in s.part) > 0) AND"
+        " h.hour_ms >= %(start)s AND h.hour_ms < %(end)s GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 5",
+        {
+            "ids": list(ids),
+            "label": _label(served_model) if served_model else "",
+            "start": period.start_ms,
+            "end": period.end_ms,
+        },
+    )
+    for workload_id, *cells in rows:
+        hours.setdefault(workload_id, []).append(CountedHour(*cells))
+    return hours
+
+
+def list_serving(connection: Connection, ids: Sequence[int], served_model: str) -> set[int]:
+    """Those of the workloads whose counters are of a model."""
+    return set(
+        select_values(
+            connection,
+            "SELECT DISTINCT workload_id FROM counter_series WHERE workload_id = ANY(%s) AND"
+            " position(%s in part) > 0",
+            (list(ids), _label(served_model)),
+        )
+    )
+
+
+def _label(served_model: str) -> str:
+    return f'model_name="{served_model}"'
+
+
+def read_workload_hours(
+    connection: Connection, period: Period, ids: Sequence[int]
+) -> list[WorkloadHour]:
+    """What workloads held by hour; of usage that was imported as counts nothing is known."""
+    return select_as(
+        connection,
+        WorkloadHour,
+        "SELECT workload_id, hour_ms, max(ms)::bigint AS longest_ms, sum(ms)::bigint AS held_ms FROM"
+        " (SELECT workload_id, accelerator_id, hour_ms - hour_ms %% 3600000 AS hour_ms,"
+        " sum(held_ms) AS ms FROM usage_hour WHERE workload_id = ANY(%(ids)s) AND state = 'held' AND"
+        " hour_ms >= %(start)s AND hour_ms < %(end)s GROUP BY 1, 2, 3) h GROUP BY 1, 2 ORDER BY 1, 2",
+        {"start": period.start_ms, "end": period.end_ms, "ids": list(ids)},
+    )
+
+
+def write_closed(
+    connection: Connection,
+    period: Period,
+    lines: Iterable[InferenceLine],
+    servers: Iterable[ServerLine],
+) -> None:
+    """Keep how the days of a month are split, at its close."""
+    with connection.cursor() as cursor:
+        with cursor.copy(
+            "COPY closed_inference (period_start_ms, day_ms, server, gateway, tenant, model, trust,"
+            " owner, input, cached, output, requests, weighted, currency, used_micro, idle_micro,"
+            " borrowed_micro, lent_micro) FROM STDIN"
+        ) as copy:
+            for line in lines:
+                copy.write_row((period.start_ms, *_cells(line)))
+        with cursor.copy(
+            "COPY closed_inference_server (period_start_ms, day_ms, server, currency, cost_micro,"
+            " used_micro, counted_input, counted_output, is_scaled, weights) FROM STDIN"
+        ) as copy:
+            for server in servers:
+                copy.write_row(
+                    (
+                        period.start_ms,
+                        server.day_ms,
+                        server.server,
+                        server.currency,
+                        server.cost_micro,
+                        server.used_micro,
+                        server.counted_input,
+                        server.counted_output,
+                        server.is_scaled,
+                        server.weights,
+                    )
+                )
+
+
+def _cells(line: InferenceLine) -> tuple[object, ...]:
+    claimant, tokens = line.claimant, line.tokens
+    return (
+        line.day_ms,
+        line.server,
+        claimant.gateway,
+        claimant.tenant,
+        claimant.model,
+        claimant.trust,
+        json.dumps(dict(line.owner)),
+        tokens.input,
+        tokens.cached,
+        tokens.output,
+        tokens.requests,
+        line.weighted,
+        line.currency,
+        line.used_micro,
+        line.idle_micro,
+        line.borrowed_micro,
+        line.lent_micro,
+    )
+
+
+def read_closed_lines(connection: Connection, period: Period) -> list[InferenceLine]:
+    """How the days of a period in closed months were split, as kept at their close."""
+    rows = select(
+        connection,
+        f"SELECT * FROM closed_inference WHERE {_DAYS} ORDER BY server, day_ms, currency, gateway,"
+        " tenant, model, trust",
+        {"start": period.start_ms, "end": period.end_ms},
+    )
+    owners: dict[str, Mapping[str, str]] = {}
+    return [
+        InferenceLine(
+            server=row.server,
+            day_ms=row.day_ms,
+            claimant=Claimant(row.gateway, row.tenant, row.model, row.trust),
+            owner=owners.setdefault(json.dumps(row.owner, sort_keys=True), row.owner),
+            tokens=Tokens(row.input, row.cached, row.output, row.requests),
+            weighted=int(row.weighted),
+            currency=row.currency,
+            used_micro=row.used_micro,
+            idle_micro=row.idle_micro,
+            borrowed_micro=row.borrowed_micro,
+            lent_micro=row.lent_micro,
+        )
+        for row in rows
+    ]
+
+
+def read_closed_servers(connection: Connection, period: Period) -> list[ServerLine]:
+    """What shared servers cost and counted on days of a period in closed months."""
+    return select_as(
+        connection,
+        ServerLine,
+        "SELECT server, day_ms, currency, cost_micro, used_micro, counted_input, counted_output,"
+        f" is_scaled, weights FROM closed_inference_server WHERE {_DAYS} ORDER BY server, day_ms,"
+        " currency",
+        {"start": period.start_ms, "end": period.end_ms},
+    )
+
+
+def list_closed_months(connection: Connection) -> set[int]:
+    """The starts of closed months of which the split was kept."""
+    return set(
+        select_values(connection, "SELECT DISTINCT period_start_ms FROM closed_inference_server")
+    )

@@ -1,0 +1,322 @@
+"""From tokens of a gateway and a rated server to what each tenant pays, by command."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from fakes.fleet import DAY, HOUR, OCTOBER, Held
+from gpuledger_collector.accounting.counters import CounterReading
+from gpuledger_collector.accounting.inference import CLAIM, Asker, TokenRecord, Tokens
+from gpuledger_collector.ingest.batches import counters
+from gpuledger_collector.storage.billing import periods, sealed_tables
+from gpuledger_collector.storage.ledger.token_usage import store_token_usage
+
+pytestmark = pytest.mark.slow
+
+MINUTE = 60_000
+PERIOD = ("--from", "2025-10-01", "--to", "2025-10-02")
+MODEL = "hosted_vllm/Qwen3-32B"
+VISION = Asker("litellm", "t-vision", MODEL, "http://10.0.0.7:8000/v1")
+NLP = Asker("litellm", "t-nlp", MODEL, "http://10.0.0.7:8000/v1")
+KEY = Asker("litellm", "", MODEL, "http://10.0.0.7:8000/v1")
+DECLARED = """
+[[inference]]
+name = "qwen"
+gateway = "litellm"
+models = ["hosted_vllm/Qwen3*"]
+served_by = { app = "qwen" }
+weights = "1 : 0.1 : 4"
+
+[[tenant]]
+gateway = "litellm"
+tenant = "t-vision"
+owner = { team = "vision" }
+
+[[tenant]]
+tenant = "t-nlp"
+owner = { team = "nlp", project = "chat" }
+"""
+
+
+@pytest.fixture
+def apply(run, tmp_path):
+    def apply(text):
+        path = tmp_path / "declared.toml"
+        path.write_text(text)
+        return run("apply", path)
+
+    return apply
+
+
+@pytest.fixture
+def served(fleet):
+    """A server of two GPUs at 3.60 USD that holds them for ten hours, half of it busy: 72 USD."""
+    for number in (1, 2):
+        fleet.capacity(number, 0, DAY)
+    fleet.connection.execute(
+        "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency,"
+        " effective_from_ms, recorded_at) VALUES ('train', '', 'on_demand', 3.6, 'USD', 1759276800000, now())"
+    )
+    fleet.workload(1, app="qwen", team="platform")
+    fleet.evidence(
+        [
+            Held(number, 1, hour * HOUR, (hour + 1) * HOUR, busy=HOUR // 2, idle=HOUR // 2)
+            for number in (1, 2)
+            for hour in range(10)
+        ]
+    )
+    return fleet
+
+
+def ask(fleet, *rows):
+    """Requests of (asker, hour, input, cached, output)."""
+    store_token_usage(
+        fleet.connection,
+        [
+            TokenRecord(
+                asker,
+                f"{asker.tenant}-{hour}-{given}",
+                OCTOBER + round(hour * HOUR),
+                OCTOBER + round(hour * HOUR) + MINUTE,
+                Tokens(given, cached, output, 1),
+            )
+            for asker, hour, given, cached, output in rows
+        ],
+    )
+
+
+def count(fleet, prompt, generated, part='engine="0",model_name="Qwen3-32B"'):
+    """Counters of the server that begin at zero and end there, read by the minute for ten hours."""
+    workload = fleet.workload(1)
+    with fleet.connection.transaction():
+        counters.store_readings(
+            fleet.connection,
+            [
+                (
+                    counters.Series(workload, "agent", "http://s/metrics", part, counter, "vllm"),
+                    CounterReading(OCTOBER + minute * MINUTE, total * minute // 600),
+                )
+                for counter, total in (("prompt_tokens", prompt), ("generated_tokens", generated))
+                for minute in range(0, 601, 5)
+            ],
+        )
+
+
+def rows(run, *more, command="list", period=PERIOD):
+    code, out, err = run("inference", command, *period, "--format", "csv", *more)
+    assert code == 0, err
+    return list(csv.DictReader(io.StringIO(out)))
+
+
+def costs(run, *more):
+    return {row["tenant"]: row["cost"] for row in rows(run, "--by", "tenant", *more)}
+
+
+def notes(run, command="list"):
+    code, out, err = run("inference", command, *PERIOD)
+    assert code == 0, err
+    return out
+
+
+def test_tenants_pay_by_weighted_tokens(served, run, apply):
+    """Of 1,000 weighted tokens vision has 600, nlp 300 and a key without a team 100."""
+    ask(served, (VISION, 1, 300, 0, 75), (NLP, 2, 400, 200, 20), (KEY, 3, 100, 0, 0))
+    assert apply(DECLARED)[0] == 0
+    # nlp: 200 computed + 20 cached + 80 of output = 300.
+    assert costs(run) == {"t-vision": "43.20", "t-nlp": "21.60", "(unattributed)": "7.20"}
+    by_owner = {row["owner"]: row["cost"] for row in rows(run, "--by", "owner")}
+    assert by_owner == {
+        "team=vision": "43.20",
+        "team=nlp project=chat": "21.60",
+        "(unattributed)": "7.20",
+    }
+    (server,) = rows(run, command="servers")
+    assert (server["cost"], server["cost_used"], server["coverage"]) == ("72.00", "36.00", "")
+    # 72 USD over 1,000 weighted tokens: a million of input cost 72,000.
+    assert server["input_price_held"] == "72000.000000"
+    assert server["output_price_used"] == "144000.000000"
+
+
+def test_the_bill_does_not_change(served, run, apply):
+    before = run("chargeback", *PERIOD, "--by", "team,workload", "--format", "csv")
+    ask(served, (VISION, 1, 300, 0, 75))
+    assert apply(DECLARED)[0] == 0
+    assert run("chargeback", *PERIOD, "--by", "team,workload", "--format", "csv") == before
+    assert costs(run) == {"t-vision": "72.00"}
+    assert run("chargeback", *PERIOD, "--by", "team,workload", "--format", "csv") == before
+
+
+def test_tokens_that_only_the_server_saw_are_nobodys(served, run, apply):
+    count(served, 600, 100)
+    ask(served, (VISION, 1, 300, 0, 50))
+    assert apply(DECLARED)[0] == 0
+    assert costs(run) == {"t-vision": "36.00", "(nobody)": "36.00"}
+    (server,) = rows(run, command="servers")
+    assert server["coverage"] == "0.5000"
+    assert (server["server_input_tokens"], server["server_output_tokens"]) == ("600", "100")
+
+
+def test_a_gateway_above_its_server_is_scaled_down_and_said(served, run, apply):
+    count(served, 200, 0)
+    ask(served, (VISION, 1, 300, 0, 0), (NLP, 1, 100, 0, 0))
+    assert apply(DECLARED)[0] == 0
+    assert costs(run) == {"t-vision": "54.00", "t-nlp": "18.00"}
+    (server,) = rows(run, command="servers")
+    assert server["scaled_days"] == "1"
+    assert "scaled down" in notes(run)
+
+
+def test_idle_stays_with_the_platform_where_it_is_declared(served, run, apply):
+    ask(served, (VISION, 1, 300, 0, 0))
+    assert apply(DECLARED.replace("weights =", 'idle = "platform"\nweights ='))[0] == 0
+    assert costs(run) == {"t-vision": "36.00", "(idle)": "36.00"}
+    (server,) = rows(run, command="servers")
+    assert server["cost_platform"] == "36.00"
+
+
+def test_reservations_are_paid_for_and_lent(served, run, apply):
+    ask(served, (VISION, 1, 300, 0, 0))
+    reserved = 'idle = "reservations"\nreserved = { t-vision = 0.25, t-nlp = 0.75 }\nweights ='
+    assert apply(DECLARED.replace("weights =", reserved))[0] == 0
+    lines = {row["tenant"]: row for row in rows(run, "--by", "tenant")}
+    assert lines["t-vision"]["cost"] == "36.00"
+    assert lines["t-vision"]["cost_borrowed"] == "18.00"
+    assert lines["t-nlp"]["cost"] == "36.00"
+    assert lines["t-nlp"]["cost_lent"] == "18.00"
+
+
+def test_what_matches_no_server_or_two_moves_nothing_and_is_said(served, run, apply):
+    stray = Asker("litellm", "t-nlp", "gpt-oss", "http://10.0.0.9:8000/v1")
+    ask(served, (VISION, 1, 300, 0, 0), (stray, 1, 900, 0, 0))
+    second = """
+[[inference]]
+name = "copy"
+models = ["hosted_vllm/Qwen3-3*"]
+served_by = { app = "other" }
+"""
+    assert apply(DECLARED)[0] == 0
+    assert costs(run) == {"t-vision": "72.00"}
+    assert "litellm: gpt-oss at http://10.0.0.9:8000/v1: 900 tokens match no" in notes(run)
+    assert apply(DECLARED + second)[0] == 0
+    assert costs(run) == {"(nobody)": "36.00", "(idle)": "36.00"}
+    said = notes(run)
+    assert "matches copy and qwen" in said
+    assert "copy: no workload that was charged matches" in said
+
+
+def test_a_workload_of_two_servers_is_split_among_nobody(served, run, apply):
+    ask(served, (VISION, 1, 300, 0, 0))
+    second = '\n[[inference]]\nname = "copy"\nmodels = ["other"]\nserved_by = { app = "q*" }\n'
+    assert apply(DECLARED + second)[0] == 0
+    assert costs(run) == {"t-vision": ""}
+    assert "slurm::1: is a workload of copy and qwen" in notes(run)
+
+
+def test_the_model_of_the_counters_chooses_the_server(served, run, apply):
+    ask(served, (VISION, 1, 300, 0, 0))
+    declared = DECLARED.replace("weights =", 'served_model = "Qwen3-32B"\nweights =')
+    assert apply(declared)[0] == 0
+    assert costs(run) == {"t-vision": ""}
+    count(served, 300, 0)
+    assert costs(run) == {"t-vision": "72.00"}
+
+
+def test_claims_are_shown_as_claims(served, run, apply):
+    ask(served, (Asker("litellm", "t-vision", MODEL, trust=CLAIM), 1, 300, 0, 0))
+    assert apply(DECLARED)[0] == 0
+    (row,) = rows(run)
+    assert row["trust"] == "claim"
+
+
+def test_hours_add_up_to_their_day(served, run, apply):
+    ask(served, (VISION, 1, 300, 0, 0), (VISION, 5, 500, 0, 3), (NLP, 2, 40, 0, 20))
+    assert apply(DECLARED)[0] == 0
+    code, out, _ = run("inference", "list", *PERIOD, "--by", "tenant,hour", "--format", "json")
+    assert code == 0
+    hours = json.loads(out)
+    assert {row["hour"] for row in hours} > {"2025-10-01T01:00:00Z", "2025-10-01T05:00:00Z"}
+    total = sum(int(row["cost"].replace(".", "")) for row in hours)
+    assert total == 7200
+    assert sum(int(row["input_tokens"]) for row in hours) == 840
+
+
+def test_a_declaration_is_dated(served, run, apply):
+    ask(served, (VISION, 1, 300, 0, 0))
+    assert apply(DECLARED.replace("weights =", "effective_from = 2025-10-02\nweights ="))[0] == 0
+    assert rows(run) == []
+    assert rows(run, command="servers") == []
+
+
+def test_declarations_are_exported_as_applied(served, run, apply, tmp_path):
+    reserved = 'idle = "reservations"\nreserved = { t-vision = 0.25 }\nweights ='
+    assert apply(DECLARED.replace("weights =", reserved))[0] == 0
+    path = tmp_path / "export.toml"
+    code, _, err = run("export", "config", "-o", path)
+    assert code == 0, err
+    text = path.read_text()
+    assert 'weights = "1 : 0.1 : 4"' in text
+    code, out, err = run("apply", path)
+    assert code == 0, err
+    assert "0 added" in out or "unchanged" in out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (('weights = "1 : 0.1 : 4"', 'weights = "1 : 2"'), "three weights"),
+        (('weights = "1 : 0.1 : 4"', 'mode = "charged"'), "showback"),
+        (('weights = "1 : 0.1 : 4"', "reserved = { t-nlp = 0.5 }"), "reservations"),
+        (('served_by = { app = "qwen" }', "served_by = {}"), "every workload"),
+        (('owner = { team = "vision" }', 'owner = { squad = "vision" }'), "level"),
+    ],
+)
+def test_bad_declarations_are_refused_with_a_sentence(run, apply, wrong, said):
+    code, out, err = apply(DECLARED.replace(*wrong))
+    assert code == 2
+    assert said in out + err
+
+
+def test_nothing_is_said_without_tokens_or_servers(served, run):
+    assert rows(run) == []
+    assert notes(run) == ""
+    ask(served, (VISION, 1, 300, 0, 0))
+    assert "declare [[inference]] tables" in notes(run)
+
+
+def test_a_closed_month_stays(served, run, apply):
+    """Evidence, tenants and weights that come after the close change nothing of it."""
+    ask(served, (VISION, 1, 300, 0, 75), (NLP, 2, 400, 200, 20))
+    assert apply(DECLARED)[0] == 0
+    month = ("--period", "2025-10")
+    code, out, err = run("close", *month, "--allow-unpriced")
+    assert code == 0, (out, err)
+    before = [
+        run("inference", command, *month, "--format", form)
+        for command in ("list", "servers")
+        for form in ("table", "csv", "json")
+    ]
+    assert "43.20" in before[0][1] or "48.00" in before[0][1]
+    ask(served, (KEY, 4, 10_000, 0, 0))
+    assert apply(DECLARED.replace("1 : 0.1 : 4", "1 : 1 : 1").replace("chat", "talk"))[0] == 0
+    after = [
+        run("inference", command, *month, "--format", form)
+        for command in ("list", "servers")
+        for form in ("table", "csv", "json")
+    ]
+    assert after == before
+    code, out, err = run("periods", "--verify")
+    assert code == 0, (out, err)
+    for change in (
+        "UPDATE closed_inference SET used_micro = used_micro + 1",
+        "UPDATE closed_inference_server SET counted_input = 1",
+    ):
+        with served.connection.transaction(force_rollback=True):
+            served.connection.execute(change)
+            assert _changed_tables(served.connection) == [change.split()[1]]
+
+
+def _changed_tables(connection):
+    (closed,) = periods.list_closed(connection)
+    return list(sealed_tables.compare(connection, closed).changed)
