@@ -106,6 +106,7 @@ FILES = {
 ADDRESSES = {
     "/v1/chargeback": f"?period={OPEN}&by=team,pool",
     "/v1/runs": f"?period={OPEN}",
+    "/v1/inference": f"?period={OPEN}",
     "/v1/idle": f"?period={OPEN}",
     "/v1/anomalies": f"?period={OPEN}",
     "/v1/disputes/{number}": "",

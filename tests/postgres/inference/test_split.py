@@ -306,7 +306,7 @@ def test_a_closed_month_stays(served, run, apply):
         for form in ("table", "csv", "json")
     ]
     assert after == before
-    code, out, err = run("periods", "--verify")
+    code, out, err = run("periods", "--verify", "2025-10")
     assert code == 0, (out, err)
     for change in (
         "UPDATE closed_inference SET used_micro = used_micro + 1",

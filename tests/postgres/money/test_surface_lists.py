@@ -26,6 +26,7 @@ ROUTES = {
     "GET /trust": "test_surface_answers.py: the chargeback by state",
     "GET /v1/chargeback": "test_surfaces.py: the rows of the command",
     "GET /v1/budgets": "tests/postgres/budgets: what the command says",
+    "GET /v1/inference": "tests/postgres/inference/test_split.py: the charges of servers",
     "GET /v1/runs": "tests/postgres/runs/test_ways.py",
     "GET /v1/disputes": "test_disputes.py: what was contested",
     "GET /v1/disputes/{number}": "test_disputes.py: what was contested",

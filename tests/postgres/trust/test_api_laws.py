@@ -139,6 +139,7 @@ PATHS = (
     "/v1/audit",
     "/v1/scaling/x",
     "/v1/runs",
+    "/v1/inference",
     "/v1/series",
     "/v1/samples",
     "/v1/recommendations",

@@ -97,7 +97,7 @@ def read_workload_days(
         "SELECT day_ms, workload_id, owner_id, pool, gpu_model, currency, node_cost_id IS NULL AS"
         " is_time, sum(cost_micro)::bigint AS cost_micro, sum(busy_ns)::numeric AS busy_ns,"
         " sum(idle_ns)::numeric AS idle_ns, sum(unknown_ns)::numeric AS unknown_ns FROM charge"
-        f" WHERE {_DAYS} AND workload_id = ANY(%(ids)s) AND state = 'held' AND currency IS NOT NULL"
+        f" WHERE {_DAYS} AND workload_id = ANY(%(ids)s) AND currency IS NOT NULL"
         " AND cost_micro IS NOT NULL GROUP BY 1, 2, 3, 4, 5, 6, 7"
         " ORDER BY 1, 2, 4, 5, 6, 7, 3",
         {"start": period.start_ms, "end": period.end_ms, "ids": list(ids)},
