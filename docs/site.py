@@ -57,6 +57,7 @@ SECTIONS = {
             "import",
             "what-a-gpu-hour-costs",
             "unit-cost",
+            "shared-inference",
             "disputes",
             "assistants",
         )

@@ -46,6 +46,9 @@ from gpuledger_common.plurals import plural
 
 NAMED = 5
 """Names that a sentence lists."""
+TOKEN_COUNTERS = ("prompt_tokens", "generated_tokens")
+_CountsByDay = dict[int, dict[str, dict[int, tuple[int, int]]]]
+"""Units and covered time by day, counter and hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +314,18 @@ class _Owners:
         ]
 
 
+class _DayStarts(dict[int, int]):
+    """The begin of the day of an hour; a month has hundreds of hours and of each many rows."""
+
+    def __init__(self, calendar: Calendar) -> None:
+        super().__init__()
+        self._calendar = calendar
+
+    def __missing__(self, hour_ms: int) -> int:
+        self[hour_ms] = self._calendar.day_of(hour_ms).start_ms
+        return self[hour_ms]
+
+
 class _Asked:
     """Tokens by day, server and claimant, and those that no server, or two, answered."""
 
@@ -324,12 +339,11 @@ class _Asked:
         self.by_server: dict[tuple[int, int], dict[Claimant, Tokens]] = defaultdict(dict)
         self._nowhere: Counter[str] = Counter()
         self._twice: dict[str, Sequence[str]] = {}
-        starts: dict[int, int] = {}
+        self._answering: dict[Asker, list[int]] = {}
+        day_of = _DayStarts(calendar)
         found: dict[tuple[Asker, int], int | None] = {}
         for hour in hours:
-            if hour.hour_ms not in starts:
-                starts[hour.hour_ms] = calendar.day_of(hour.hour_ms).start_ms
-            day_ms = starts[hour.hour_ms]
+            day_ms = day_of[hour.hour_ms]
             if day_ms not in dates:
                 continue
             key = hour.asker, day_ms
@@ -347,11 +361,11 @@ class _Asked:
     def _server_of(
         self, servers: Sequence[SharedServer], asker: Asker, date: dt.date
     ) -> int | None:
-        answering = [
-            number
-            for number, server in enumerate(servers)
-            if server.holds_on(date) and server.answers(asker)
-        ]
+        if asker not in self._answering:
+            self._answering[asker] = [
+                number for number, server in enumerate(servers) if server.answers(asker)
+            ]
+        answering = [number for number in self._answering[asker] if servers[number].holds_on(date)]
         if len(answering) > 1:
             self._twice[place_of(asker)] = sorted(servers[number].name for number in answering)
         return answering[0] if len(answering) == 1 else None
@@ -401,10 +415,14 @@ class _Answered:
             inference.read_model_counts(connection, period, sorted(own), server.served_model)
             for server, own in zip(servers, self._matching, strict=True)
         ]
-        self._held: dict[int, dict[int, int]] = defaultdict(dict)
+        self._day_of = _DayStarts(zones.calendar(connection))
+        self._held: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+        self._is_seen: set[int] = set()
         for hour in inference.read_workload_hours(connection, period, chosen) if chosen else ():
-            self._held[hour.workload_id][hour.hour_ms] = hour.longest_ms
-        self._by_hour: dict[tuple[int, int], Mapping[str, Mapping[int, tuple[int, int]]]] = {}
+            day_ms = self._day_of[hour.hour_ms]
+            self._held[hour.workload_id, day_ms][hour.hour_ms] = hour.longest_ms
+            self._is_seen.add(hour.workload_id)
+        self._by_day: dict[tuple[int, int], _CountsByDay] = {}
 
     def workloads_on(self, number: int, date: dt.date) -> set[int]:
         """The workloads of a server on a date; those of two servers are nobody's."""
@@ -439,44 +457,38 @@ class _Answered:
 
     def counted_on(self, number: int, day: Period, ids: set[int]) -> ServerCount | None:
         """What the counters of a server's workloads counted on a day; None: they say nothing."""
-        tokens = {"prompt_tokens": 0, "generated_tokens": 0}
-        known = False
+        tokens = dict.fromkeys(TOKEN_COUNTERS, 0)
+        is_known = False
         uncovered_ms = 0
         for workload_id in sorted(ids):
-            hours = self._hours_of(number, workload_id)
-            for counter, counted in hours.items():
-                for hour_ms, (units, _) in counted.items():
-                    if day.start_ms <= hour_ms < day.end_ms:
-                        known = True
-                        tokens[counter] += units
-            held = self._held.get(workload_id)
-            if held is None:
+            counted = self._counts_of(number, workload_id).get(day.start_ms, {})
+            for counter, hours in counted.items():
+                is_known = True
+                tokens[counter] += sum(units for units, _ in hours.values())
+            if workload_id not in self._is_seen:
                 uncovered_ms += day.ms
-                continue
-            for hour_ms, held_ms in held.items():
-                if day.start_ms <= hour_ms < day.end_ms:
-                    covered = min(
-                        counted.get(hour_ms, (0, 0))[1]
-                        for counted in (hours.get(name, {}) for name in tokens)
-                    )
-                    uncovered_ms += max(held_ms - covered, 0)
-        if not known:
+            for hour_ms, held_ms in self._held.get((workload_id, day.start_ms), {}).items():
+                covered_ms = min(
+                    counted.get(counter, {}).get(hour_ms, (0, 0))[1] for counter in TOKEN_COUNTERS
+                )
+                uncovered_ms += max(held_ms - covered_ms, 0)
+        if not is_known:
             return None
         return ServerCount(
             tokens["prompt_tokens"], tokens["generated_tokens"], uncovered_ms <= UNCOVERED_MS
         )
 
-    def _hours_of(
-        self, number: int, workload_id: int
-    ) -> Mapping[str, Mapping[int, tuple[int, int]]]:
+    def _counts_of(self, number: int, workload_id: int) -> _CountsByDay:
         key = number, workload_id
-        if key not in self._by_hour:
+        if key not in self._by_day:
+            by_day: _CountsByDay = defaultdict(lambda: defaultdict(dict))
             counts = self._counts[number].get(workload_id, [])
-            self._by_hour[key] = {
-                counter: count_by_hour([count for count in counts if count.counter == counter])
-                for counter in {count.counter for count in counts}
-            }
-        return self._by_hour[key]
+            for counter in TOKEN_COUNTERS:
+                hours = count_by_hour([count for count in counts if count.counter == counter])
+                for hour_ms, counted in hours.items():
+                    by_day[self._day_of[hour_ms]][counter][hour_ms] = counted
+            self._by_day[key] = by_day
+        return self._by_day[key]
 
     def notes(self) -> list[str]:
         """What moves nothing, or has no cost."""
