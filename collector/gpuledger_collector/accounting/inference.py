@@ -69,7 +69,7 @@ class Tokens:
         )
 
     def __bool__(self) -> bool:
-        return any(astuple(self))
+        return bool(self.input or self.cached or self.output or self.requests)
 
 
 COUNTERS = ("input", "cached", "output", "requests")
@@ -101,6 +101,15 @@ class TokenHour:
 
     asker: Asker
     hour_ms: int
+    tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDay:
+    """What an asker was answered on a day of the bill."""
+
+    asker: Asker
+    day_ms: int
     tokens: Tokens
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuledger_collector.accounting.attribution import Attribution, WorkloadFacts
-from gpuledger_collector.accounting.inference import Asker, TokenHour, Tokens
+from gpuledger_collector.accounting.inference import Asker, TokenDay, Tokens
 from gpuledger_collector.accounting.inference_lines import (
     GroupedLine,
     InferenceLine,
@@ -156,7 +156,7 @@ def split_period(connection: Connection, period: Period, declared_ms: int | None
         dates,
     )
     answered = _Answered(connection, period, servers)
-    asked = _Asked(calendar, servers, dates, token_usage.read_token_hours(connection, period))
+    asked = _Asked(servers, dates, token_usage.read_token_days(connection, days))
     answer = InferenceDays()
     for day in days:
         date = dates[day.start_ms]
@@ -178,10 +178,10 @@ def split_period(connection: Connection, period: Period, declared_ms: int | None
 
 
 def _undeclared(connection: Connection, period: Period) -> InferenceDays:
-    hours = token_usage.read_token_hours(connection, period)
-    if not hours:
+    days = token_usage.read_token_days(connection, [period])
+    if not days:
         return InferenceDays()
-    gateways = ", ".join(sorted({hour.asker.gateway for hour in hours})[:NAMED])
+    gateways = _names(sorted({day.asker.gateway for day in days}))
     return InferenceDays(
         notes=[
             f"tokens of {gateways} came, and no server is declared that answered them: declare"
@@ -331,32 +331,23 @@ class _Asked:
 
     def __init__(
         self,
-        calendar: Calendar,
         servers: Sequence[SharedServer],
         dates: Mapping[int, dt.date],
-        hours: Iterable[TokenHour],
+        days: Iterable[TokenDay],
     ) -> None:
         self.by_server: dict[tuple[int, int], dict[Claimant, Tokens]] = defaultdict(dict)
         self._nowhere: Counter[str] = Counter()
         self._twice: dict[str, Sequence[str]] = {}
         self._answering: dict[Asker, list[int]] = {}
-        day_of = _DayStarts(calendar)
-        found: dict[tuple[Asker, int], int | None] = {}
-        for hour in hours:
-            day_ms = day_of[hour.hour_ms]
-            if day_ms not in dates:
-                continue
-            key = hour.asker, day_ms
-            if key not in found:
-                found[key] = self._server_of(servers, hour.asker, dates[day_ms])
-            number = found[key]
+        for day in days:
+            number = self._server_of(servers, day.asker, dates[day.day_ms])
             if number is None:
-                if place_of(hour.asker) not in self._twice:
-                    self._nowhere[place_of(hour.asker)] += hour.tokens.input + hour.tokens.output
+                if place_of(day.asker) not in self._twice:
+                    self._nowhere[place_of(day.asker)] += day.tokens.input + day.tokens.output
                 continue
-            claimant = claimant_of(hour.asker)
-            of_day = self.by_server[day_ms, number]
-            of_day[claimant] = of_day.get(claimant, Tokens()) + hour.tokens
+            claimant = claimant_of(day.asker)
+            of_day = self.by_server[day.day_ms, number]
+            of_day[claimant] = of_day.get(claimant, Tokens()) + day.tokens
 
     def _server_of(
         self, servers: Sequence[SharedServer], asker: Asker, date: dt.date

@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass
 
 from gpuledger_collector.accounting.inference import (
     Asker,
+    TokenDay,
     TokenHour,
     TokenRecord,
     Tokens,
@@ -185,6 +186,35 @@ def read_token_hours(connection: Connection, period: Period) -> list[TokenHour]:
         asker = askers.get(key) or askers.setdefault(key, Asker(*key))
         hours.append(TokenHour(asker, hour_ms, Tokens(given, cached, output, requests)))
     return sorted(hours, key=lambda hour: (hour.asker, hour.hour_ms))
+
+
+def read_token_days(connection: Connection, days: Sequence[Period]) -> list[TokenDay]:
+    """What askers were answered in the hours that begin on days that adjoin, by day, in order."""
+    if not days:
+        return []
+    rows = connection.execute(
+        "SELECT asker_id, width_bucket(hour_ms, %(starts)s::bigint[]) AS day, sum(input)::bigint,"
+        " sum(cached)::bigint, sum(output)::bigint, sum(requests)::bigint FROM token_hour WHERE"
+        " hour_ms >= %(start)s AND hour_ms < %(end)s GROUP BY 1, 2",
+        {
+            "starts": [day.start_ms for day in days],
+            "start": days[0].start_ms,
+            "end": days[-1].end_ms,
+        },
+    ).fetchall()
+    askers = {
+        number: Asker(*words)
+        for number, *words in connection.execute(
+            "SELECT id, gateway, tenant, model, backend, trust FROM token_asker WHERE id = ANY(%s)",
+            (sorted({row[0] for row in rows}),),
+        )
+    }
+    # Buckets count from 1.
+    found = [
+        TokenDay(askers[number], days[day - 1].start_ms, Tokens(*counts))
+        for number, day, *counts in rows
+    ]
+    return sorted(found, key=lambda each: (each.day_ms, each.asker))
 
 
 def _stored_records(connection: Connection, keys: Sequence[_Key]) -> dict[_Key, TokenRecord]:
