@@ -53,6 +53,10 @@ from gpuledger_collector.config.fields import (
 from gpuledger_collector.config.model import Dated
 
 
+_PLACES = frozenset({"pool", "node"})
+"""Facts of what a workload holds, which may change while it runs."""
+
+
 class DeclaredInference(Dated):
     """A model server that several tenants share."""
 
@@ -86,6 +90,12 @@ class DeclaredInference(Dated):
     def _match_something(cls, served_by: dict[str, str]) -> dict[str, str]:
         if not served_by:
             raise refusal("empty", "matches every workload; name its tags or its namespace and pod")
+        if where := sorted(_PLACES & served_by.keys()):
+            raise refusal(
+                "bad_match",
+                f"names a {where[0]}, and a server is known by what it is, not by where it runs:"
+                " name tags, or kind, name, job, user or account",
+            )
         return served_by
 
     @field_validator("weights")

@@ -269,6 +269,7 @@ def test_declarations_are_exported_as_applied(served, run, apply, tmp_path):
         (('weights = "1 : 0.1 : 4"', 'mode = "charged"'), "showback"),
         (('weights = "1 : 0.1 : 4"', "reserved = { t-nlp = 0.5 }"), "reservations"),
         (('served_by = { app = "qwen" }', "served_by = {}"), "every workload"),
+        (('served_by = { app = "qwen" }', 'served_by = { pool = "train" }'), "names a pool"),
         (('owner = { team = "vision" }', 'owner = { squad = "vision" }'), "level"),
     ],
 )

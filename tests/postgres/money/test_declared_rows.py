@@ -24,16 +24,38 @@ from postgres.money.test_cells import another
 INVENTORY = """node,uuid,gpu_model,pool,in_at,out_at
 n9,GPU-0009,H100,spare,2025-11-10T00:00:00Z,2025-11-11T00:00:00Z
 """
+SHARED = """
+[[inference]]
+name = "qwen"
+gateway = "litellm"
+models = ["qwen*"]
+backends = ["http://10.0.0.7:8000/*"]
+served_by = { app = "qwen" }
+served_model = "Qwen3-32B"
+weights = "1 : 0.1 : 4"
+idle = "reservations"
+reserved = { t-vision = 0.5 }
+effective_from = 2025-10-01
+effective_to = 2026-10-01
+
+[[tenant]]
+gateway = "litellm"
+tenant = "t-vision"
+owner = { team = "vision" }
+effective_from = 2025-10-01
+effective_to = 2026-10-01
+"""
 UNTOLD = {"id"}
 """Columns of which the log says nothing: numbers that the database gave."""
 
 
 def furnish(dsn):
-    """The rich ledger, with an inventory file and a retired node as well."""
+    """The rich ledger, with an inventory file, a retired node and a shared model server as well."""
     rich_ledger.furnish(dsn)
     with furnishing(dsn) as (_, run, files):
         run("import", "inventory", files.write("inventory.csv", INVENTORY))
         run("nodes", "retire", "n3")
+        run("apply", files.write("shared.toml", SHARED))
         run("reconcile", "--period", OPEN)
 
 

@@ -166,4 +166,6 @@ def _subject(content: str) -> str:
         return f"{row['from_currency']} to {row['to_currency']}"
     if "cost_center" in row:
         return ", ".join(f"{level}={name}" for level, name in row["owner"].items())
+    if "tenant" in row:
+        return f"{row['gateway']}: {row['tenant']}" if row["gateway"] else str(row["tenant"])
     return str(row.get("name") or row.get("pool") or row.get("region") or "every pool")
