@@ -52,7 +52,6 @@ from gpuledger_collector.config.fields import (
 )
 from gpuledger_collector.config.model import Dated
 
-
 _PLACES = frozenset({"pool", "node"})
 """Facts of what a workload holds, which may change while it runs."""
 
