@@ -33,6 +33,7 @@ RULES = {
     "GET /v1/anomalies": OWN,
     "GET /v1/recommendations": OWN,
     "GET /v1/runs": OWN,
+    "GET /v1/inference": OWN,
     "GET /v1/series": OWN,
     "GET /v1/disputes": OWN,
     "POST /v1/disputes": OWN,
