@@ -79,6 +79,8 @@ TELLS = {
     "forecast history",
     "forecast spend",
     "idle",
+    "inference list",
+    "inference servers",
     "nodes list",
     "notifications list",
     "outbox list",
