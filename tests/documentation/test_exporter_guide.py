@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from fakes.gateways import PAGES
 from gpuledger_agent.sources.exporter import ExporterSource
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
+from gpuledger_common.gateways import library as gateways
 from gpuledger_common.profiles.library import packaged_ids, packaged_text
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "exporters.md").read_text(encoding="utf-8")
@@ -101,13 +103,32 @@ def test_the_guide_explains_every_key_that_a_packaged_profile_uses():
 
 
 def test_profiles_are_listed_and_shown():
-    """The list has every packaged profile with its evidence; one of them is printed as it is."""
+    """The list has every packaged profile of both kinds with its evidence; one of them is printed
+    as it is.
+    """
     code, out = gpuledger("profiles", "list", "--format", "csv")
     assert code == 0
-    assert {line.split(",")[0] for line in out.splitlines()[1:]} == set(packaged_ids())
+    by_kind = {}
+    for line in out.splitlines()[1:]:
+        by_kind.setdefault(line.rsplit(",", 1)[1], set()).add(line.split(",")[0])
+    assert by_kind == {"exporter": set(packaged_ids()), "gateway": set(gateways.packaged_ids())}
     assert "intel-gaudi,Intel Gaudi metric exporter,1.24.0-1007,synthetic" in out
     assert gpuledger("profiles", "show", "hami") == (0, packaged_text("hami"))
+    assert gpuledger("profiles", "show", "litellm") == (0, gateways.packaged_text("litellm"))
     assert gpuledger("profiles", "show", "../read")[0] == 2
+
+
+def test_a_page_of_a_gateway_is_checked_like_an_exporters():
+    """`profiles check` finds the gateway by its page, says who asked and who says so, and which
+    twins it left out.
+    """
+    code, out = gpuledger("profiles", "check", PAGES / "llm-d-epp.prom")
+    assert code == 0
+    assert "(profile llm-d-epp), because of llm_d_epp_request_input_tokens_sum" in out
+    assert "who asked: label fairness_id, claimed by the client (a header of the request)" in out
+    assert "2 series of deprecated twin names are left out" in out
+    code, out = gpuledger("profiles", "check", PAGES / "kong.prom", "--profile", "litellm")
+    assert (code, "although it has none of its families" in out) == (0, True)
 
 
 def test_a_page_that_nobody_knows_is_refused(tmp_path):

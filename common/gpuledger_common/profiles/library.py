@@ -11,7 +11,12 @@ from pathlib import Path
 
 from gpuledger_common.profiles.lines import Lines
 from gpuledger_common.profiles.model import Profile
-from gpuledger_common.profiles.read import ProfileError, parse_profile, read_profile
+from gpuledger_common.profiles.read import (
+    ProfileError,
+    is_gateway_file,
+    parse_profile,
+    read_profile,
+)
 from gpuledger_common.profiles.series import derived_labels
 
 FOLDER = resources.files("gpuledger_common.profiles") / "packaged"
@@ -66,11 +71,14 @@ def _all_packaged() -> tuple[Profile, ...]:
 def all_profiles(files: tuple[Path, ...] = ()) -> tuple[Profile, ...]:
     """The packaged profiles and those in files; one with the id of a packaged profile replaces it.
 
-    Raises ProfileError, also for two files with one id.
+    Files of gateway profiles are left to their own library. Raises ProfileError, also for two files
+    with one id.
     """
     profiles = {profile.id: profile for profile in _all_packaged()}
     added: dict[str, Path] = {}
     for path in files:
+        if is_gateway_file(path):
+            continue
         profile = read_profile(path)
         if profile.id in added:
             raise ProfileError(f"{path}: id {profile.id!r} is that of {added[profile.id]} too")

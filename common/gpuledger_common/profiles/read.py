@@ -49,6 +49,8 @@ rounding.
 The joules are those of 1 kW for thirty years.
 """
 RATIO = ValueRule(low=0.0, high=1.0)
+GATEWAY = "gateway"
+"""What the key `kind` of a gateway profile says; an exporter's profile has none."""
 METERED = ("gpu_sm_active_ratio", "gpu_graphics_engine_active_ratio", "gpu_utilization_ratio")
 """Metrics that say whether an accelerator is busy."""
 
@@ -59,17 +61,35 @@ class ProfileError(SettingsError):
 
 def read_profile(path: Path) -> Profile:
     """Read a profile. Raises ProfileError."""
+    return parse_profile(profile_text(path), str(path))
+
+
+def profile_text(path: Path) -> str:
+    """The text of a profile's file. Raises ProfileError."""
     try:
-        text = read_toml_text(path)
+        return read_toml_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ProfileError(
             f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})"
         ) from error
-    return parse_profile(text, str(path))
+
+
+def is_gateway_file(path: Path) -> bool:
+    """Whether a file declares a gateway and no exporter. Raises ProfileError."""
+    return root_table(profile_text(path), str(path), []).text("kind", "") == GATEWAY
 
 
 def parse_profile(text: str, place: str) -> Profile:
     """Build a profile from the text of a file at `place`. Raises ProfileError."""
+    faults: list[str] = []
+    profile = _profile(root_table(text, place, faults))
+    if faults:
+        raise ProfileError("; ".join(faults))
+    return profile
+
+
+def root_table(text: str, place: str, faults: list[str]) -> Table:
+    """The tables of a profile's file, which put what is wrong into `faults`. Raises ProfileError."""
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -78,11 +98,7 @@ def parse_profile(text: str, place: str) -> Profile:
         raise ProfileError(
             f"{place}: nests too deep, or holds a number that is too long"
         ) from error
-    faults: list[str] = []
-    profile = _profile(Table(content, f"{place}: ", faults))
-    if faults:
-        raise ProfileError("; ".join(faults))
-    return profile
+    return Table(content, f"{place}: ", faults)
 
 
 def _profile(root: Table) -> Profile:
@@ -122,7 +138,7 @@ def _profile(root: Table) -> Profile:
         id=identity,
         title=root.text("title"),
         energy=cast(Any, root.choice("energy", ENERGY)),
-        evidence=_evidence(root.table("evidence")),
+        evidence=read_evidence(root.table("evidence")),
         match=profile_match,
         match_condition=_condition(match),
         prefixes=match.texts("prefixes"),
@@ -146,7 +162,8 @@ def _profile(root: Table) -> Profile:
     return profile
 
 
-def _evidence(table: Table) -> Evidence:
+def read_evidence(table: Table) -> Evidence:
+    """What a profile was written from, by its table."""
     evidence = Evidence(
         table.text("repository"),
         table.text("version", ""),
