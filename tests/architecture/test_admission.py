@@ -48,6 +48,9 @@ NETWORK = re.compile(
 )
 CREATES_ROLE = re.compile(r"\bCREATE\s+(ROLE|USER)\b", re.IGNORECASE)
 GRANTS = re.compile(r"\bGRANT\s+\S", re.IGNORECASE)
+FOREIGN_DATABASE = re.compile(r"\bpsycopg\.connect\(")
+OWN_DATABASE = "gpuledger_collector.storage."
+"""Where the ledger's own database is connected to; any other module asks one of others."""
 ROOMS = {"gpuledger_common.http_exchange", "gpuledger_agent.owners.grpc_unix"}
 """Where sockets are opened; everything else asks these."""
 LISTENS = {
@@ -170,7 +173,14 @@ def test_every_answer_that_is_asked_for_has_a_row():
     assert {name for name, _, text in modules(ROOT / "agent") if "grpc_unix import" in text} >= set(
         THROUGH_A_ROOM
     )
-    assert connecting(ROOT / "collector") - LISTENS - OWN_ADDRESS == set(asked.ASKED)
+    databases = {
+        name
+        for name, _, text in modules(ROOT / "collector")
+        if FOREIGN_DATABASE.search(text) and not name.startswith(OWN_DATABASE)
+    }
+    asking = connecting(ROOT / "collector") - LISTENS - OWN_ADDRESS
+    assert asking | databases == set(asked.ASKED)
+    assert databases
 
 
 @pytest.mark.parametrize(

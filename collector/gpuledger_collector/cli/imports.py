@@ -1,4 +1,6 @@
-"""gpuledger import: usage, prices, inventory, samples, queues, shares and bills from files."""
+"""gpuledger import: usage, prices, inventory, samples, queues, shares, bills and tokens of tenants
+from files.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,13 @@ from typer import Argument, Option
 
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.import_progress import OnRow
+from gpuledger_collector.accounting.inference import AUTHENTICATED, CLAIM, TokenRecord
 from gpuledger_collector.accounting.ledger_rows import (
     ImportOutcome,
     OnOverlap,
     OtherSource,
 )
-from gpuledger_collector.accounting.period import parse_instant
+from gpuledger_collector.accounting.period import DAY_MS, Period, parse_instant
 from gpuledger_collector.accounting.problems import Problem, shorten_problems
 from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
 from gpuledger_collector.cli import options
@@ -36,14 +39,23 @@ from gpuledger_collector.config.fields import Instants
 from gpuledger_collector.config.prices import read_prices
 from gpuledger_collector.ingest.files.bill import NoArrow, read_bill
 from gpuledger_collector.ingest.files.headers import TableOptions
+from gpuledger_collector.ingest.files.inference import FILE, read_inference
 from gpuledger_collector.ingest.files.inventory import read_inventory
+from gpuledger_collector.ingest.files.litellm import (
+    LITELLM,
+    SpendLogs,
+    TenantColumn,
+    read_spend_logs,
+)
 from gpuledger_collector.ingest.files.queue import read_queue
 from gpuledger_collector.ingest.files.sacct import read_sacct
 from gpuledger_collector.ingest.files.samples import read_samples
 from gpuledger_collector.ingest.files.shares import read_shares
 from gpuledger_collector.ingest.files.usage import UsageFile, UsageOptions, long_usage, read_usage
+from gpuledger_collector.ingest.litellm_database import TABLE, NoSpendLogs, read_database
 from gpuledger_collector.services import imports
-from gpuledger_collector.services.imports import Writing
+from gpuledger_collector.services.imports import CountedTwice, Writing
+from gpuledger_collector.settings import read_secret
 from gpuledger_common.plurals import plural
 
 
@@ -56,7 +68,7 @@ class DateOrder(enum.StrEnum):
 
 app = new_app(
     name="import",
-    help="Bring usage, prices, inventory, samples, queues, shares or bills from files.",
+    help="Bring usage, prices, inventory, samples, queues, shares, bills or tokens from files.",
     no_args_is_help=True,
 )
 BILLED_UP_TO_NOW = "billed up to now and not to the time of the file, until a file has the end"
@@ -106,6 +118,13 @@ Replace = Annotated[
 Also = Annotated[
     bool,
     Option("--also", help="Bill it beside usage of this time from another source: other GPUs."),
+]
+Gateway = Annotated[
+    str, Option("--gateway", metavar="NAME", help="Which gateway counted these tokens.")
+]
+AlsoTokens = Annotated[
+    bool,
+    Option("--also", help="Count them beside the metrics pages of their gateway: other tokens."),
 ]
 Work = Callable[[Writing], ImportOutcome]
 
@@ -488,6 +507,148 @@ def shares(
         config,
         dry_run,
     )
+
+
+@app.command(epilog="Example: gpuledger import inference tokens.csv --gateway kong")
+def inference(
+    file: File,
+    gateway: Gateway = FILE,
+    claims: Annotated[
+        bool,
+        Option("--claims", help="Tenants are what callers claim: they are shown, never charged."),
+    ] = False,
+    also: AlsoTokens = False,
+    skip_bad: SkipBad = False,
+    any_instant: AnyInstant = False,
+    dry_run: options.DryRun = False,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
+) -> None:
+    """Import what tenants were answered by shared model servers:
+    start,end,model,tenant,input_tokens,cached_tokens,output_tokens and, if known,
+    backend,requests,id.
+
+    Cached tokens are a part of the input. An empty tenant is a key without a team. The same file
+    twice changes nothing; of two contents of one id the greater holds.
+    """
+    trust = CLAIM if claims else AUTHENTICATED
+    with reading(file) as on_line:
+        parsed = read_inference(file, gateway_name(gateway), trust, instants(any_instant), on_line)
+    refuse_bad(file, parsed, skip_bad)
+    with open_session(dsn, config) as session:
+        print(_write_tokens(session, parsed.rows, also, dry_run))
+
+
+@app.command(epilog="Example: gpuledger import litellm --database /etc/gpuledger/litellm.dsn")
+def litellm(
+    file: Annotated[
+        Path | None,
+        Argument(metavar="[FILE]", help="CSV of LiteLLM_SpendLogs; .csv.gz is read as well."),
+    ] = None,
+    database: Annotated[
+        Path | None,
+        Option("--database", metavar="FILE", help="File with a read-only DSN of its Postgres."),
+    ] = None,
+    begin: Annotated[
+        str | None,
+        Option(
+            "--from",
+            metavar="INSTANT",
+            help="Requests from then on. Default: a day before the newest known one.",
+        ),
+    ] = None,
+    end: Annotated[
+        str | None, Option("--to", metavar="INSTANT", help="Requests before then. Default: now.")
+    ] = None,
+    tenant: Annotated[
+        TenantColumn,
+        Option("--tenant", help="Which column says who asked; users may be persons."),
+    ] = TenantColumn.team_id,
+    gateway: Gateway = LITELLM,
+    also: AlsoTokens = False,
+    skip_bad: SkipBad = False,
+    any_instant: AnyInstant = False,
+    dry_run: options.DryRun = False,
+    dsn: options.Dsn = None,
+    config: options.Config = None,
+) -> None:
+    """Import LiteLLM's spend logs, from a CSV of its table or from its Postgres: one row for each
+    attempt, counted once by its request_id.
+
+    Rows that LiteLLM answered from its own cache moved no GPU and are left out. Prompts, answers,
+    addresses and keys are never read.
+    """
+    if (file is None) == (database is None):
+        refuse("give either a FILE or --database FILE")
+    if file is not None:
+        if begin is not None or end is not None:
+            refuse("--from and --to are for --database; a file is read as a whole")
+        with reading(file) as on_line:
+            logs = read_spend_logs(
+                file, gateway_name(gateway), tenant, instants(any_instant), on_line
+            )
+        refuse_bad(file, logs, skip_bad)
+    with open_session(dsn, config) as session:
+        if database is not None:
+            logs = _read_litellm(session, database, (begin, end), gateway_name(gateway), tenant)
+            refuse_bad(Path(TABLE), logs, skip_bad)
+        print(_write_tokens(session, logs.rows, also, dry_run, logs.from_cache))
+
+
+def _read_litellm(
+    session: Session,
+    database: Path,
+    span: tuple[str | None, str | None],
+    gateway: str,
+    tenant: TenantColumn,
+) -> SpendLogs:
+    """The spend logs of a database; the period is that of `--from` and `--to`."""
+    begin, end = span
+    start_ms = (
+        imports.next_token_usage_ms(session.database, gateway)
+        if begin is None
+        else _instant("--from", begin)
+    )
+    end_ms = clock_ms() + DAY_MS if end is None else _instant("--to", end)
+    if end_ms <= start_ms:
+        refuse("--to: does not lie after the begin")
+    try:
+        return read_database(
+            read_secret(database, "--database"), Period(start_ms, end_ms), gateway, tenant
+        )
+    except NoSpendLogs as error:
+        refuse(str(error), UNAVAILABLE)
+
+
+def gateway_name(name: str) -> str:
+    """The gateway of `--gateway`; refuses what is no name."""
+    if not name.strip() or len(name) > 100 or not name.isprintable():
+        refuse("--gateway: must be a name of 1 to 100 printable characters")
+    return name
+
+
+def _write_tokens(
+    session: Session,
+    records: Sequence[TokenRecord],
+    also: bool,
+    dry_run: bool,
+    from_cache: int = 0,
+) -> str:
+    """Write records of tokens in one transaction, undone in a dry run, and return what changed."""
+    into = Writing(session.database, wiring.read_clock(), dry_run)
+    try:
+        with _all_or_nothing():
+            outcome = imports.import_token_usage(into, records, also)
+    except CountedTwice as error:
+        refuse(str(error))
+    parts = [f"{outcome.stored} added, {outcome.unchanged} unchanged"]
+    if outcome.conflicting:
+        parts.append(f"{outcome.conflicting} came with another content: the greater holds")
+    if outcome.too_old:
+        parts.append(f"{outcome.too_old} older than what is known of requests: left out")
+    if from_cache:
+        parts.append(f"{plural(from_cache, 'request')} answered from the gateway's cache: left out")
+    return f"requests: {'; '.join(parts)}{dry_run_note(dry_run)}"
 
 
 def refuse_bad(file: Path, parsed: Parsed[Any], skip_bad: bool) -> None:

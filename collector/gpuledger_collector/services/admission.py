@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpuledger_collector.config import files
+from gpuledger_collector.ingest import litellm_database
 from gpuledger_collector.ingest.remote_write import prometheus_api
 from gpuledger_collector.notifications import reclaim, smtp, webhooks
 from gpuledger_common.admission import NONE, Admission
@@ -73,6 +75,17 @@ ASKED: Mapping[str, tuple[Admission, ...]] = {
             "one a command",
             f"{prometheus_api.TIMEOUT_S:g} s",
             "the ledger, by the rules that it imports",
+        ),
+    ),
+    "gpuledger_collector.ingest.litellm_database": (
+        _asked_row(
+            "answers of LiteLLM's Postgres that `import litellm` reads",
+            "a page of rows, of texts and numbers; none of prompts, answers and metadata",
+            f"{litellm_database.PAGE_ROWS:,} rows a page, {files.MAX_RECORDS:,} in all",
+            "one a command",
+            f"{litellm_database.CONNECT_SECONDS} s to connect,"
+            f" {litellm_database.STATEMENT_SECONDS} s a page",
+            "tokens by tenant",
         ),
     ),
 }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from gpuledger_collector.accounting.fair_share import PoolShare
 from gpuledger_collector.accounting.import_progress import OnRow, tell_nobody
+from gpuledger_collector.accounting.inference import TokenRecord
 from gpuledger_collector.accounting.ledger_rows import (
     ImportOutcome,
     InventoryRow,
@@ -15,7 +16,7 @@ from gpuledger_collector.accounting.ledger_rows import (
     SampleRow,
     UsageRow,
 )
-from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.ingest.files.bill import BillFile
@@ -25,9 +26,19 @@ from gpuledger_collector.insight.queue_rows import QueueRow
 from gpuledger_collector.storage.billing import bills, declarations, locations, periods, prices
 from gpuledger_collector.storage.capacity import queues
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.ledger import imports, inventory
+from gpuledger_collector.storage.ledger import imports, inventory, token_usage
+from gpuledger_collector.storage.ledger.token_usage import StoredTokens
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import partitions
+
+NEWEST_AGAIN_MS = DAY_MS
+"""How long before the newest known request the next reading begins: LiteLLM writes its logs some
+time after a request has ended, and not in their order.
+"""
+
+
+class CountedTwice(Exception):
+    """A gateway whose metrics pages are read as well; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +147,29 @@ def import_shares(into: Writing, rows: Sequence[PoolShare], read_from: str) -> I
     """Replace the shares of a pool that were read from the same scheduler."""
     with into.transaction() as connection:
         return declarations.replace_shares(connection, rows, into.now_ms, read_from, into.on_row)
+
+
+def import_token_usage(
+    into: Writing, records: Sequence[TokenRecord], also: bool = False
+) -> StoredTokens:
+    """Write what tenants were answered by a gateway; what is known changes nothing.
+
+    Raises CountedTwice where metrics pages of the gateway are read, unless `also` says that these
+    are other tokens.
+    """
+    with into.transaction() as connection:
+        if not also:
+            gateways = {record.asker.gateway for record in records}
+            if paged := token_usage.gateways_with_pages(connection, gateways):
+                raise CountedTwice(
+                    f"metrics pages of {' and '.join(paged)} are read too, so tokens would count"
+                    " twice; --also imports those of times that no page covers"
+                )
+        return token_usage.store_token_usage(connection, records)
+
+
+def next_token_usage_ms(database: Database, gateway: str) -> int:
+    """From when on requests of a gateway are to be read; 0 where none is known."""
+    with database.transaction(read_only=True) as connection:
+        newest_ms = token_usage.newest_request_ms(connection, gateway)
+    return 0 if newest_ms is None else max(0, newest_ms - NEWEST_AGAIN_MS)

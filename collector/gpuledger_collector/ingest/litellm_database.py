@@ -1,0 +1,111 @@
+"""Read LiteLLM's spend logs from its Postgres, page by page in the order of its own index.
+
+The session is read-only and selects the columns of `COLUMNS` and that of the tenant: prompts,
+answers, metadata, addresses and keys are never asked for.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.config.fields import DECLARED
+from gpuledger_collector.config.files import MAX_RECORDS
+from gpuledger_collector.config.model import Record
+from gpuledger_collector.ingest.files.litellm import (
+    COLUMNS,
+    LITELLM,
+    SpendLogs,
+    TenantColumn,
+    add_row,
+    cells_of,
+)
+from gpuledger_common.instants import to_datetime
+
+TABLE = "LiteLLM_SpendLogs"
+PAGE_ROWS = 10_000
+CONNECT_SECONDS = 10
+STATEMENT_SECONDS = 60
+OPTIONS = (
+    "-c default_transaction_read_only=on -c timezone=UTC"
+    f" -c statement_timeout={STATEMENT_SECONDS}s -c idle_in_transaction_session_timeout=60s"
+)
+
+
+class NoSpendLogs(Exception):
+    """LiteLLM's database does not answer, or has no such table; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a page begins: behind this row."""
+
+    started_at: dt.datetime
+    request_id: str = ""
+
+
+def read_database(
+    dsn: str,
+    period: Period,
+    gateway: str = LITELLM,
+    tenant: TenantColumn = TenantColumn.team_id,
+) -> SpendLogs:
+    """The records of requests that began in a period. Raises NoSpendLogs."""
+    logs = SpendLogs()
+    try:
+        with psycopg.connect(
+            dsn, autocommit=True, connect_timeout=CONNECT_SECONDS, options=OPTIONS
+        ) as connection:
+            for number, cells in enumerate(_rows(connection, period, tenant), 1):
+                if number > MAX_RECORDS:
+                    raise NoSpendLogs(
+                        f"there are more than {MAX_RECORDS:,} requests; read a shorter time"
+                    )
+                add_row(logs, Record(TABLE, number, cells), gateway, tenant, DECLARED)
+    except psycopg.Error as error:
+        reason = (error.diag.message_primary or str(error).splitlines()[0]) if str(error) else ""
+        raise NoSpendLogs(f"LiteLLM's database: {reason or type(error).__name__}") from error
+    return logs
+
+
+def _rows(
+    connection: psycopg.Connection, period: Period, tenant: TenantColumn
+) -> Iterator[dict[str, str]]:
+    """The cells of every row, in the order of begin and id."""
+    query = page_query(tenant)
+    place = _Place(_naive(period.start_ms))
+    while True:
+        with connection.cursor(row_factory=dict_row) as cursor:
+            rows = cursor.execute(
+                query,
+                {
+                    "start": place.started_at,
+                    "id": place.request_id,
+                    "end": _naive(period.end_ms),
+                    "rows": PAGE_ROWS,
+                },
+            ).fetchall()
+        yield from map(cells_of, rows)
+        if len(rows) < PAGE_ROWS:
+            return
+        place = _Place(rows[-1]["startTime"], rows[-1]["request_id"])
+
+
+def page_query(tenant: TenantColumn) -> sql.Composed:
+    """The query of a page."""
+    columns = [*COLUMNS, tenant.value]
+    return sql.SQL(
+        'SELECT {columns} FROM {table} WHERE ("startTime", request_id) > (%(start)s, %(id)s)'
+        ' AND "startTime" < %(end)s ORDER BY "startTime", request_id LIMIT %(rows)s'
+    ).format(columns=sql.SQL(", ").join(map(sql.Identifier, columns)), table=sql.Identifier(TABLE))
+
+
+def _naive(at_ms: int) -> dt.datetime:
+    """An instant as LiteLLM stores it: UTC without a zone."""
+    return to_datetime(at_ms).replace(tzinfo=None)

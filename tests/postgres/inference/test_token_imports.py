@@ -1,0 +1,148 @@
+"""Tokens from files and from LiteLLM's Postgres, by the command: each request counts once, and a
+bad row keeps all of its file out.
+"""
+
+import psycopg
+import pytest
+
+from fakes.postgres import fresh_database
+from gpuledger_collector.accounting.inference import Asker, TokenHour, Tokens
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.storage.ledger.token_counters import ReadPage, store_pages
+from gpuledger_collector.storage.ledger.token_usage import read_token_hours
+
+HEADER = "start,end,model,tenant,input_tokens,cached_tokens,output_tokens"
+GOOD = "2026-10-01T08:00:00Z,2026-10-01T09:00:00Z,qwen,vision,1200,200,300"
+EIGHT = 1_790_841_600_000
+TABLE = """CREATE TABLE "LiteLLM_SpendLogs" (request_id text PRIMARY KEY, call_type text NOT NULL,
+api_key text NOT NULL DEFAULT '', spend double precision NOT NULL DEFAULT 0,
+total_tokens integer NOT NULL DEFAULT 0, prompt_tokens integer NOT NULL DEFAULT 0,
+completion_tokens integer NOT NULL DEFAULT 0, "startTime" timestamp(3) NOT NULL,
+"endTime" timestamp(3) NOT NULL, "completionStartTime" timestamp(3), model text NOT NULL DEFAULT '',
+model_id text DEFAULT '', model_group text DEFAULT '', custom_llm_provider text DEFAULT '',
+api_base text DEFAULT '', "user" text DEFAULT '', metadata jsonb DEFAULT '{}',
+cache_hit text DEFAULT '', cache_key text DEFAULT '', request_tags jsonb DEFAULT '[]',
+team_id text, organization_id text, end_user text, requester_ip_address text,
+messages jsonb DEFAULT '{}', response jsonb DEFAULT '{}', session_id text, status text);
+CREATE INDEX ON "LiteLLM_SpendLogs" ("startTime", request_id)"""
+"""LiteLLM's table by its published schema.prisma (v1.110.2)."""
+INSERT = """INSERT INTO "LiteLLM_SpendLogs" (request_id, call_type, prompt_tokens,
+completion_tokens, "startTime", "endTime", model, api_base, cache_hit, team_id)
+VALUES (%s, 'acompletion', %s, %s, %s, %s, 'hosted_vllm/qwen', 'http://10.0.0.1:8000/v1', %s, %s)"""
+
+
+def hours(dsn):
+    with psycopg.connect(dsn) as connection:
+        return read_token_hours(connection, Period(0, 10**13))
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    def write(*rows):
+        path = tmp_path / "tokens.csv"
+        path.write_text("\n".join([HEADER, *rows]) + "\n")
+        return path
+
+    return write
+
+
+def test_a_file_is_imported_once(run, dsn, tokens):
+    """The same file again changes nothing; a dry run writes nothing."""
+    path = tokens(GOOD)
+    code, out, _ = run("import", "inference", path, "--gateway", "kong", "--dry-run")
+    assert (code, hours(dsn)) == (0, [])
+    assert "1 added" in out
+    assert run("import", "inference", path, "--gateway", "kong")[0] == 0
+    expected = [TokenHour(Asker("kong", "vision", "qwen"), EIGHT, Tokens(1200, 200, 300))]
+    assert hours(dsn) == expected
+    code, out, _ = run("import", "inference", path, "--gateway", "kong")
+    assert (code, out) == (0, "requests: 0 added, 1 unchanged\n")
+    assert hours(dsn) == expected
+
+
+def test_a_bad_row_keeps_all_of_its_file_out(run, dsn, tokens):
+    """Row and reason, and nothing is imported without --skip-bad."""
+    path = tokens(GOOD, GOOD.replace("1200,200", "100,200").replace("qwen", "other"))
+    code, _, err = run("import", "inference", path)
+    assert (code, hours(dsn)) == (2, [])
+    assert "tokens.csv:3:cached_tokens: 200 are more than the 100 input tokens" in err
+    assert "--skip-bad imports the others" in err
+    assert run("import", "inference", path, "--skip-bad")[0] == 0
+    assert [hour.asker.model for hour in hours(dsn)] == ["qwen"]
+
+
+def test_claims_of_a_file_are_marked(run, dsn, tokens):
+    """Tenants that callers claim are stored as claims."""
+    assert run("import", "inference", tokens(GOOD), "--claims")[0] == 0
+    assert [hour.asker.trust for hour in hours(dsn)] == ["claim"]
+
+
+@pytest.fixture
+def litellm(postgres, tmp_path):
+    """LiteLLM's database, whose DSN stands in a file."""
+    with fresh_database(postgres) as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(TABLE)
+        path = tmp_path / "litellm.dsn"
+        path.write_text(dsn)
+        path.chmod(0o600)
+        yield connection, path
+
+
+def test_the_logs_of_a_database_are_counted_once_by_request_id(run, dsn, litellm, monkeypatch):
+    """Page by page, a retry as a row of its own, without what LiteLLM answered from its cache; a
+    later import reads what is new, and what came late.
+    """
+    monkeypatch.setattr("gpuledger_collector.ingest.litellm_database.PAGE_ROWS", 3)
+    connection, path = litellm
+    for number in range(10):
+        # Three requests at one instant lie across the border of a page.
+        second = number // 4
+        row = (f"req-{number}", 100, 10, f"2026-10-01 08:00:{second:02d}", "2026-10-01 08:01:00")
+        connection.execute(INSERT, (*row, "True" if number == 9 else "False", "e8d1"))
+    code, out, err = run("import", "litellm", "--database", path)
+    assert (code, out) == (
+        0,
+        "requests: 9 added, 0 unchanged; 1 request answered from the gateway's cache: left out\n",
+    ), err
+    asker = Asker("litellm", "e8d1", "hosted_vllm/qwen", "http://10.0.0.1:8000/v1")
+    assert hours(dsn) == [TokenHour(asker, EIGHT, Tokens(900, 0, 90, 9))]
+    late = ("late", 5, 5, "2026-10-01 07:30:00", "2026-10-01 07:31:00", "", None)
+    connection.execute(INSERT, late)
+    code, out, _ = run("import", "litellm", "--database", path)
+    assert out.startswith("requests: 1 added, 9 unchanged")
+    assert {hour.asker.tenant for hour in hours(dsn)} == {"e8d1", ""}
+
+
+def test_a_bad_row_of_a_database_keeps_all_out(run, dsn, litellm):
+    connection, path = litellm
+    for name, end in (("good", "09"), ("bad", "07")):
+        row = (name, 1, 1, "2026-10-01 08:00:00", f"2026-10-01 {end}:00:00", "", "t")
+        connection.execute(INSERT, row)
+    code, _, err = run("import", "litellm", "--database", path)
+    assert (code, hours(dsn)) == (2, [])
+    assert "endTime: lies before startTime" in err
+    assert run("import", "litellm", "--database", path, "--skip-bad")[0] == 0
+    assert sum(hour.tokens.requests for hour in hours(dsn)) == 1
+
+
+def test_a_database_that_is_away_or_is_none_of_litellm_is_another_code(run, dsn, tmp_path):
+    """Exit 3 with the reason."""
+    path = tmp_path / "x.dsn"
+    path.write_text(dsn)
+    path.chmod(0o600)
+    code, _, err = run("import", "litellm", "--database", path)
+    assert code == 3
+    assert 'relation "LiteLLM_SpendLogs" does not exist' in err
+    path.write_text("postgresql://nobody@127.0.0.1:1/none")
+    assert run("import", "litellm", "--database", path)[0] == 3
+
+
+def test_logs_beside_a_metrics_page_are_refused(run, dsn, tokens):
+    """Both would count the same tokens; --also says that they are others."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        store_pages(connection, [ReadPage("kong", "http://gw/metrics", EIGHT)])
+    code, _, err = run("import", "inference", tokens(GOOD), "--gateway", "kong")
+    assert (code, hours(dsn)) == (2, [])
+    assert "metrics pages of kong are read too, so tokens would count twice" in err
+    assert run("import", "inference", tokens(GOOD), "--gateway", "kong", "--also")[0] == 0
+    assert len(hours(dsn)) == 1
