@@ -26,6 +26,7 @@ RULES = {
     "POST /v1/batches": REPORTING,
     "POST /api/v1/write": ANY_NODE,
     "POST /v1/queue": REPORTING,
+    "POST /v1/inference": ANY_NODE,
     "POST /v1/runs/{workload}/progress": REPORTING,
     "GET /v1/chargeback": OWN,
     "GET /v1/budgets": OWN,

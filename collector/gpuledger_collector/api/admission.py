@@ -19,13 +19,14 @@ from gpuledger_collector.api import (
     remote_write,
     runs,
     samples,
+    token_reports,
 )
 from gpuledger_collector.api.context import MAX_DAYS, MAX_ROWS
 from gpuledger_collector.api.series import MAX_STEPS
 from gpuledger_collector.export.proof import SHOWN_CLAIMS
 from gpuledger_collector.export.shortened import MOST_ROWS
 from gpuledger_collector.export.site import LIVE
-from gpuledger_collector.ingest import queue_readings
+from gpuledger_collector.ingest import queue_readings, token_records
 from gpuledger_collector.ingest.batches import bounds
 from gpuledger_collector.ingest.remote_write.decode import MAX_INFLATED_BYTES, MAX_SAMPLES
 from gpuledger_collector.notifications import links
@@ -108,6 +109,16 @@ REPORTS = (
         in_progress=f"{SHARE}, one reading; {queue.STORES} readings stored at once",
         deadline=f"{BODY_DEADLINE}; {queue.STORE_SECONDS} s to store it",
         adds=f"{_mib(queue.MAX_STORED_BYTES)} a reading, {_rates('node_queue_bytes_per_hour')}",
+    ),
+    _report(
+        f"POST {token_reports.PATH}",
+        payer="token for any node",
+        bytes=_mib(token_reports.MAX_BYTES),
+        records=f"records {token_records.MAX_RECORDS:,}",
+        rate=_rates("node_samples_per_second", "node_bytes_per_second"),
+        in_progress=f"{SHARE}; {token_reports.STORES} report stored at once",
+        deadline=f"{BODY_DEADLINE}; {token_reports.STORE_SECONDS} s to store it",
+        adds=f"tenants, models and backends of {token_records.MAX_TEXT} characters",
     ),
     _report(
         f"POST {remote_write.PATH}",

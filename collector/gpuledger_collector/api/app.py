@@ -41,6 +41,7 @@ from gpuledger_collector.api import (
     samples,
     series,
     spend_page,
+    token_reports,
 )
 from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, ReadContext
 from gpuledger_collector.api.intake import Intake
@@ -50,6 +51,7 @@ from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.api.page_routes import HourlyCache
 from gpuledger_collector.api.reader_limits import ReaderLimits
 from gpuledger_collector.ingest.queue_readings import Queue
+from gpuledger_collector.ingest.token_records import InferenceReport
 from gpuledger_collector.services.forecasts import forecast_outlook
 from gpuledger_common.wire import Answer, Batch
 
@@ -98,11 +100,12 @@ def create(
     app.state.keys = context.keys
     app.state.live_hub = hub
     app.add_middleware(NoNul)
-    # These three bound their bodies themselves, with limits of their own.
-    app.add_middleware(BodyLimit, exempt={*endpoints, queue.PATH})
+    # These bound their bodies themselves, with limits of their own.
+    app.add_middleware(BodyLimit, exempt={*endpoints, queue.PATH, token_reports.PATH})
     app.include_router(batches.router(endpoints[batches.PATH]))
     app.include_router(remote_write.router(endpoints[remote_write.PATH]))
     app.include_router(queue.router(intake, context.database))
+    app.include_router(token_reports.router(intake, context.database))
     app.include_router(runs.progress_router(context, intake))
     for module in (
         ledger,
@@ -314,7 +317,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
         _, components = msgspec.json.schema_components(
-            [Batch, Answer, Queue], ref_template="#/components/schemas/{name}"
+            [Batch, Answer, Queue, InferenceReport], ref_template="#/components/schemas/{name}"
         )
         schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
         app.openapi_schema = schema

@@ -218,6 +218,16 @@ class Quotas:
         self.bytes.take(payer, received)
         self.queue_bytes.take(payer, stored)
 
+    def check_records(self, payer: str) -> None:
+        """Raise OverQuota while a quota of records of tokens is used up."""
+        for quota in (self.samples, self.bytes):
+            quota.check(payer)
+
+    def take_records(self, payer: str, records: int, received: int) -> None:
+        """Take records of tokens, each as a sample, and bytes as received."""
+        self.samples.take(payer, records)
+        self.bytes.take(payer, received)
+
 
 class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """uvicorn's HTTP protocol with bounds on the time for heads and bodies, the size of heads, and

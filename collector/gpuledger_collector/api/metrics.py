@@ -86,7 +86,7 @@ class Metrics:
             "Reports refused for a limit, by route and limit.",
             ["route", "reason"],
         )
-        for route in ("batches", "queue", "write", "progress"):
+        for route in ("batches", "queue", "inference", "write", "progress"):
             for reason in ("quota", "sender_bytes", "all_bytes", "writers", "tokens"):
                 self.refusals.labels(route=route, reason=reason)
         self.remote_samples = self._counter(

@@ -13,6 +13,7 @@ from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, LedgerRoute
 from gpuledger_collector.api.intake import Intake, Reservation, authenticate_agent, receive_body
 from gpuledger_collector.api.limits import OverQuota
+from gpuledger_collector.api.refusals import Route
 from gpuledger_collector.ingest import queue_readings
 from gpuledger_collector.ingest.batches.commit import Unavailable
 from gpuledger_collector.ingest.batches.decode import JSON_TYPES, Refused
@@ -67,7 +68,7 @@ def router(intake: Intake, database: Database) -> APIRouter:
         The same reading again changes nothing.
         """
         sender = await authenticate_agent(request, intake.keys)
-        with _refusals_as_answers(intake):
+        with refusals_as_answers(intake, "queue"):
             # From cheap to dear: the quota and the type are checked before a byte of the body is
             # read.
             intake.quotas.take_queue_reading(sender.payer)
@@ -94,15 +95,15 @@ def router(intake: Intake, database: Database) -> APIRouter:
 
 
 @contextlib.contextmanager
-def _refusals_as_answers(intake: Intake) -> Iterator[None]:
-    """Raise HTTPException for whatever refuses a reading."""
+def refusals_as_answers(intake: Intake, route: Route) -> Iterator[None]:
+    """Raise HTTPException for whatever refuses a report on a route."""
     try:
         yield
     except OverQuota as error:
-        intake.refusals.note("queue", error)
+        intake.refusals.note(route, error)
         raise HTTPException(429, str(error), {"Retry-After": str(error.retry_after)}) from error
     except Unavailable as error:
-        intake.refusals.note("queue", error)
+        intake.refusals.note(route, error)
         raise HTTPException(503, str(error), {"Retry-After": RETRY_AFTER_SECONDS}) from error
     except TimeoutError as error:
         raise HTTPException(408, intake.too_slow, {"Connection": "close"}) from error

@@ -22,7 +22,7 @@ MAX_SENDERS = 1000
 """Senders that are remembered; the one refused longest ago is dropped beyond this number."""
 FORGOTTEN_PER_SECOND = 1 / 60
 """Refusals of a sender that the database forgets."""
-Route = Literal["batches", "queue", "write", "progress"]
+Route = Literal["batches", "queue", "inference", "write", "progress"]
 
 
 class TooMuchInProgress(Unavailable):

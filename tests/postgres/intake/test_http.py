@@ -137,7 +137,15 @@ def test_a_sender_that_goes_holds_nothing(collector):
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/batches", "/api/v1/write", "/v1/queue", "/v1/disputes", "/v1/runs/x/progress"]
+    "path",
+    [
+        "/v1/batches",
+        "/api/v1/write",
+        "/v1/queue",
+        "/v1/inference",
+        "/v1/disputes",
+        "/v1/runs/x/progress",
+    ],
 )
 def test_a_sender_that_goes_writes_no_traceback(collector, caplog, path):
     """Threat: a log that anybody fills.

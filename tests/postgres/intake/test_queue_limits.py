@@ -68,6 +68,7 @@ REMOTE_WRITE = {"Content-Type": "application/x-protobuf", "Content-Encoding": "s
     ("path", "node", "kind"),
     [
         ("/v1/queue", "flood", JSON),
+        ("/v1/inference", None, JSON),
         ("/v1/batches", "flood", MSGPACK),
         ("/api/v1/write", None, REMOTE_WRITE),
     ],

@@ -139,6 +139,7 @@ BODIES = (
     "path",
     [
         "/v1/queue",
+        "/v1/inference",
         "/v1/batches",
         "/v1/runs/x/progress",
         "/v1/disputes",

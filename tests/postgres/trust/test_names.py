@@ -526,6 +526,7 @@ def test_no_answer_can_be_framed_or_guessed_at(named) -> None:
     asked += [
         ("POST", "/v1/batches", b"x"),
         ("POST", "/v1/queue", b"{}"),
+        ("POST", "/v1/inference", b"{}"),
         ("POST", "/api/v1/write", b""),
         ("POST", "/v1/budgets/ack?budget=1&period=1&mac=x", b""),
         ("DELETE", "/v1/nodes", None),

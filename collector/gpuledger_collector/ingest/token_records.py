@@ -1,0 +1,134 @@
+"""Tokens by tenant as they are posted: decoded, checked and stored.
+
+A body is one gateway's records, of requests or of sums of several. One bad record refuses all of
+them, with its place and the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from gpuledger_collector.accounting.inference import (
+    AUTHENTICATED,
+    CLAIM,
+    Asker,
+    TokenRecord,
+    Tokens,
+    record_problem,
+)
+from gpuledger_collector.accounting.period import DAY_MS, parse_instant
+from gpuledger_collector.ingest.batches import bounds
+from gpuledger_collector.ingest.batches.decode import Refused
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger.token_usage import StoredTokens, store_token_usage
+
+MAX_RECORDS = 20_000
+"""Records of one body."""
+MAX_TEXT = 500
+FUTURE_MS = 600_000
+"""How far ahead of our clock a request may end."""
+_GATEWAY = re.compile(r"[^\x00-\x1f\x7f]{1,100}")
+
+
+class PostedTokens(msgspec.Struct):
+    """What a tenant was answered; instants in unix seconds, or RFC 3339 with a zone.
+
+    `id` tells the record from others of its gateway: the same again changes nothing. `claim`: the
+    tenant is what the caller says, not what the gateway has checked.
+    """
+
+    id: str
+    start: float | str
+    end: float | str
+    model: str
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    tenant: str = ""
+    backend: str = ""
+    requests: int = 0
+    claim: bool = False
+
+
+class InferenceReport(msgspec.Struct):
+    """The records of a gateway."""
+
+    gateway: str
+    records: list[PostedTokens]
+
+
+def decode_report(body: bytes, now_ms: int, oldest_ms: int) -> list[TokenRecord]:
+    """The records in a body, which may be as old as `oldest_ms`. Raises Refused."""
+    try:
+        # Counted before they become objects.
+        bounds.check_list(body, "records", MAX_RECORDS)
+        report = msgspec.json.decode(body, type=InferenceReport)
+    except bounds.TooLarge as error:
+        raise Refused(413, str(error)) from error
+    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
+        raise Refused(400, f"the body is no report of tokens: {error}") from error
+    if not _GATEWAY.fullmatch(report.gateway):
+        raise Refused(400, "gateway: a name of 1 to 100 printable characters is needed")
+    records = []
+    for place, posted in enumerate(report.records):
+        record = _record(report.gateway, posted, place)
+        if problem := _refusal(record, now_ms, oldest_ms):
+            raise Refused(400, f"records[{place}]: {problem}")
+        records.append(record)
+    return records
+
+
+def _record(gateway: str, posted: PostedTokens, place: int) -> TokenRecord:
+    trust = CLAIM if posted.claim else AUTHENTICATED
+    return TokenRecord(
+        Asker(gateway, posted.tenant, posted.model, posted.backend, trust),
+        posted.id,
+        _instant(posted.start, f"records[{place}].start"),
+        _instant(posted.end, f"records[{place}].end"),
+        Tokens(posted.input_tokens, posted.cached_tokens, posted.output_tokens, posted.requests),
+    )
+
+
+def _instant(value: float | str, place: str) -> int:
+    try:
+        return parse_instant(value) if isinstance(value, str) else round(value * 1000)
+    except (ValueError, OverflowError) as error:
+        raise Refused(400, f"{place}: {error}") from error
+
+
+def _refusal(record: TokenRecord, now_ms: int, oldest_ms: int) -> str | None:
+    """Why a record is refused; None when it is fine."""
+    asker = record.asker
+    for name, text in (
+        ("id", record.source_id),
+        ("model", asker.model),
+        ("tenant", asker.tenant),
+        ("backend", asker.backend),
+    ):
+        if len(text) > MAX_TEXT or "\0" in text or not _is_storable(text):
+            return f"{name}: a text of at most {MAX_TEXT} characters is needed"
+    if not asker.model:
+        return "model: is empty"
+    if record.start_ms < oldest_ms:
+        days = (now_ms - oldest_ms) // DAY_MS
+        return (
+            f"start: is over {days} days old (max_evidence_age_days); gpuledger import inference"
+            " takes older ones"
+        )
+    if record.end_ms > now_ms + FUTURE_MS:
+        return "end: lies more than 10 minutes ahead"
+    return record_problem(record)
+
+
+def _is_storable(text: str) -> bool:
+    """Whether a text is without halves of surrogate pairs, which have no UTF-8."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def store_records(database: Database, records: Sequence[TokenRecord]) -> StoredTokens:
+    """Store records in one transaction; what is known changes nothing."""
+    with database.transaction() as connection:
+        return store_token_usage(connection, records)
