@@ -5,10 +5,13 @@ first time has a new one, which began at zero, and one that is idle for long is 
 back from zero, both without a restart of the gateway. So a reading is judged by the reading of the
 page before it:
 
-- The page was read before, in the same life of the gateway, and the series was not on it: the
-  series began at zero since then, and all of its value counts.
-- The gateway began anew, or the value fell: all of the value counts since then. What was counted
-  between the last reading and the end of that life is not known, and is left out.
+- The page was read before, in the same process of the gateway, and the series was not on it, or its
+  value fell: the series began at zero since then, and all of its value counts.
+- The process began after the page was read: all of the value counts since then. What was counted
+  between the last reading and the end of the process before is not known, and is left out.
+- The process began before the page was read, and is another than the one that answered then: several
+  processes answer at one address, and nothing of them is compared.
+- The page does not say when its process began: only the difference of two readings counts.
 - Nothing was read for `GAP_MS` before: what happened is unknown, and nothing counts.
 
 A series that was away from the page and comes back with a greater value counts by the difference:
@@ -99,16 +102,19 @@ def _increase(
         if is_new and started_ms is not None and 0 <= reading.at_ms - started_ms <= GAP_MS:
             return Increase(started_ms, reading.at_ms, reading.value)
         return None
-    begin_ms = page.at_ms
     if started_ms is not None and _is_other_life(page.started_ms, started_ms):
-        begin_ms = max(begin_ms, min(started_ms, reading.at_ms))
-    is_begun = (
+        if started_ms < page.at_ms - SAME_START_MS:
+            return None
+        begin_ms = max(page.at_ms, min(started_ms, reading.at_ms))
+        return Increase(begin_ms, reading.at_ms, reading.value)
+    if (
         before is None
         or reading.value < before.value
         or _is_other_life(before.started_ms, started_ms)
-    )
-    units = reading.value if is_begun or before is None else reading.value - before.value
-    return Increase(begin_ms, reading.at_ms, units)
+    ):
+        is_same_process = started_ms is not None and page.started_ms is not None
+        return Increase(page.at_ms, reading.at_ms, reading.value) if is_same_process else None
+    return Increase(page.at_ms, reading.at_ms, reading.value - before.value)
 
 
 def _is_other_life(before_ms: int | None, after_ms: int | None) -> bool:

@@ -143,8 +143,8 @@ def test_a_new_tenant_on_a_page_that_was_read_before_counts_from_zero(connection
 
 
 def test_an_empty_page_is_read_too(connection):
-    store_pages(connection, [page(0, {})])
-    store_pages(connection, [page(1, {(NLP, "output"): 20})])
+    store_pages(connection, [page(0, {}, started=-90)])
+    store_pages(connection, [page(1, {(NLP, "output"): 20}, started=-90)])
     assert output_of(connection, NLP) == 20
 
 
@@ -168,10 +168,10 @@ def test_a_restart_is_seen_although_the_value_rose(connection):
 
 
 def test_a_series_that_expired_comes_back_from_zero(connection):
-    store_pages(connection, [page(0, {(VISION, "output"): 500, (NLP, "output"): 40})])
+    store_pages(connection, [page(0, {(VISION, "output"): 500, (NLP, "output"): 40}, started=-90)])
     for minute in range(1, 70):
-        store_pages(connection, [page(minute, {(VISION, "output"): 500})])
-    store_pages(connection, [page(70, {(VISION, "output"): 500, (NLP, "output"): 7})])
+        store_pages(connection, [page(minute, {(VISION, "output"): 500}, started=-90)])
+    store_pages(connection, [page(70, {(VISION, "output"): 500, (NLP, "output"): 7}, started=-90)])
     assert output_of(connection, NLP) == 7
 
 
