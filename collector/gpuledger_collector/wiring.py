@@ -427,9 +427,10 @@ def series_reader(settings: Settings) -> SeriesReader:
     Raises ProfileError.
     """
     from gpuledger_collector.ingest.remote_write.series import SeriesReader
+    from gpuledger_common.gateways.library import all_gateways
     from gpuledger_common.profiles.library import all_profiles
 
-    return SeriesReader(all_profiles(settings.profile_files))
+    return SeriesReader(all_profiles(settings.profile_files), all_gateways(settings.profile_files))
 
 
 def partition_maker(clock: Callable[[], int]) -> EnsurePartitions:

@@ -3,6 +3,7 @@
 from functools import cache
 from pathlib import Path
 
+from fakes.prometheus import Point
 from gpuledger_common.gateways import library
 from gpuledger_common.gateways.page import GatewayPage, read_gateway_page
 from gpuledger_common.profiles.lines import Lines, read_lines
@@ -39,3 +40,18 @@ def sums(page: GatewayPage) -> dict[tuple[str, str, str], dict[str, int]]:
         kinds = result.setdefault((series.tenant, series.model, series.backend), {})
         kinds[series.kind] = kinds.get(series.kind, 0) + count
     return result
+
+
+def scraped(text: str, at_ms: int, **target: str) -> list[Point]:
+    """The samples of a page as a Prometheus sends them: labels of the target that clash with those
+    of the page push these aside.
+    """
+    points = []
+    for sample in read_lines(text).samples:
+        labels = {"__name__": sample.name, **sample.labels}
+        for name, value in target.items():
+            if name in labels:
+                labels[f"exported_{name}"] = labels[name]
+            labels[name] = value
+        points.append(Point(tuple(sorted(labels.items())), float(sample.value), at_ms))
+    return points

@@ -211,7 +211,7 @@ async def commit(
     result = WriteResult(decoded.stale, 0)
     # Foreign samples cost decoding as well, so they count.
     remote.quota.take(sender, decoded.samples + decoded.foreign)
-    if decoded.samples or decoded.inference:
+    if decoded.samples or decoded.inference or decoded.gateway:
         result = await remote.submit(decoded)
     for outcome, samples in {
         "written": result.samples,

@@ -80,6 +80,12 @@ class GatewayProfile:
     families: Mapping[str, tuple[TokenFamily, ...]]
     ignored: tuple[Ignored, ...]
     limits: tuple[str, ...]
+    fingerprint: str = ""
+    """Changes with the text of the profile: counters that it did not read before are not new."""
+
+    def page_name(self, address: str) -> str:
+        """What a page is known by: its address, and the profile by which it is read."""
+        return f"{address} {self.fingerprint}".strip()
 
     def is_matched_by(self, name: str) -> bool:
         """Whether a family shows that a page is this gateway's."""

@@ -41,6 +41,11 @@ class GatewaySeries:
     rank: int
     """Of the names of one kind that a page has at once, those of the lowest rank count."""
 
+    @property
+    def part(self) -> str:
+        """The series among those of one tenant, with the rank of its name."""
+        return f"{self.rank}.{self.digest}"
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayPage:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,7 +39,7 @@ def parse_gateway(text: str, place: str) -> GatewayProfile:
     profile = _profile(root_table(text, place, faults))
     if faults:
         raise ProfileError("; ".join(faults))
-    return profile
+    return replace(profile, fingerprint=hashlib.sha256(text.encode()).hexdigest()[:8])
 
 
 def _profile(root: Table) -> GatewayProfile:

@@ -12,7 +12,7 @@ through protobuf.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,17 +22,25 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from gpuledger_collector.accounting.counters import LATEST_DAYS
 from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.accounting.token_counters import LATEST_DAYS as LATEST_PAGE_DAYS
 from gpuledger_collector.ingest.batches.columns import Array
 from gpuledger_collector.ingest.batches.decode import Refused
 from gpuledger_collector.ingest.batches.validate import EARLIEST_MS, too_old
 from gpuledger_collector.ingest.remote_write import symbols
+from gpuledger_collector.ingest.remote_write.gateway_counters import (
+    GatewayCounter,
+    GatewaySample,
+    ProcessStart,
+)
 from gpuledger_collector.ingest.remote_write.inference_counters import InferenceSample
 from gpuledger_collector.ingest.remote_write.messages import RAW, TWO
 from gpuledger_collector.ingest.remote_write.series import (
     ACCEPTED,
     BAD,
+    GATEWAY,
     INFERENCE,
     MAX_LABELS,
+    PROCESS,
     SERIES_BYTES,
     BadSeries,
     SeriesCache,
@@ -90,6 +98,13 @@ class WriteRequest:
     checksum: int
     inference: tuple[InferenceSample, ...] = ()
     """Counters of inference servers."""
+    gateway: tuple[GatewaySample, ...] = ()
+    """Counters of gateways, and starts of processes where there are any such counters."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of samples of gateways' counters."""
+        return sum(sample.is_count for sample in self.gateway)
 
     @property
     def key(self) -> str:
@@ -391,9 +406,10 @@ def _accept(
     rows = table[series]
     kind = rows["kind"]
     of_gpus, of_inference, is_bad = kind == ACCEPTED, kind == INFERENCE, kind == BAD
+    of_gateways, of_processes = kind == GATEWAY, kind == PROCESS
     in_base_units = cache.base_values(rows, value)
     is_outside = of_gpus & ((in_base_units < rows["low"]) | (in_base_units > rows["high"]))
-    is_ours = of_gpus | of_inference
+    is_ours = of_gpus | of_inference | of_gateways
     is_possible = (at_ms >= EARLIEST_MS) & (at_ms <= now_ms + FUTURE_MS)
     # Compared by bits, because NaN never equals NaN.
     is_stale = value.view("<u8") == STALE
@@ -401,6 +417,7 @@ def _accept(
     # Counters have a limit of their own: their readings are kept for a fixed number of days,
     # whatever ages are accepted.
     is_late = of_inference & is_possible & (at_ms < now_ms - LATEST_DAYS * DAY_MS)
+    is_late_page = of_gateways & is_possible & (at_ms < now_ms - LATEST_PAGE_DAYS * DAY_MS)
     reasons = [
         f"a series {cache.reasons[index]}"
         for index in np.unique(series[is_bad])[:MAX_REASONS].tolist()
@@ -411,6 +428,11 @@ def _accept(
         )
     if is_late.any():
         reasons.append(f"{int(is_late.sum())} counters are more than {LATEST_DAYS} days old")
+    if is_late_page.any():
+        reasons.append(
+            f"{int(is_late_page.sum())} counters of gateways are more than {LATEST_PAGE_DAYS} days"
+            " old"
+        )
     if is_aged.any():
         reasons.append(f"{int(is_aged.sum())} samples: each {too_old(oldest_ms)}")
     if is_outside.any():
@@ -432,19 +454,65 @@ def _accept(
         )
         if count is not None
     )
+    counts = len(inference)
+    gateway: tuple[GatewaySample, ...] = ()
+    if cache.gateways:
+        gateway = _gateway_samples(
+            cache,
+            table,
+            series,
+            value,
+            at_ms,
+            (of_gateways | of_processes) & is_possible & ~is_stale & ~is_late_page,
+        )
+        inference += tuple(
+            (sample.series.server, count, sample.at_ms)
+            for sample in gateway
+            if isinstance(sample.series, GatewayCounter)
+            and sample.series.server is not None
+            and (count := exact_count(sample.value)) is not None
+        )
     return WriteRequest(
         cache,
         series[accepted],
         in_base_units[accepted],
         at_ms[accepted],
-        foreign=int((~is_ours & ~is_bad).sum()) + int(counted.sum()) - len(inference),
+        foreign=int((~is_ours & ~is_bad).sum()) + int(counted.sum()) - counts,
         stale=int((is_ours & is_possible & is_stale).sum()),
         refusals=int(
-            (is_bad | is_aged | is_outside | is_ours & ~is_possible | is_late & ~is_stale).sum()
+            (
+                is_bad
+                | is_aged
+                | is_outside
+                | is_ours & ~is_possible
+                | (is_late | is_late_page) & ~is_stale
+            ).sum()
         ),
         refused=tuple(reasons),
         # Roughly what the columns of a sample and their selections occupy in memory.
         size=size + 48 * len(series),
         checksum=checksum,
         inference=inference,
+        gateway=gateway,
+    )
+
+
+def _gateway_samples(
+    cache: SeriesCache, table: Array, series: Array, value: Array, at_ms: Array, chosen: Array
+) -> tuple[GatewaySample, ...]:
+    """Samples of gateways' counters and of starts of processes."""
+    lists: dict[int, Sequence[GatewayCounter | ProcessStart]] = {
+        GATEWAY: cache.gateways,
+        PROCESS: cache.processes,
+    }
+    rows = table[series[chosen]]
+    return tuple(
+        GatewaySample(lists[kind][place], raw, instant)
+        for kind, place, raw, instant in zip(
+            rows["kind"].tolist(),
+            rows["workload"].tolist(),
+            value[chosen].tolist(),
+            at_ms[chosen].tolist(),
+            strict=True,
+        )
     )

@@ -21,12 +21,20 @@ import numpy as np
 
 from gpuledger_collector.ingest.batches.columns import Array
 from gpuledger_collector.ingest.batches.validate import bad_text, check_accelerator, check_workload
+from gpuledger_collector.ingest.remote_write.gateway_counters import (
+    GatewayCounter,
+    ProcessStart,
+    gateway_counters,
+    process_start,
+)
 from gpuledger_collector.ingest.remote_write.inference_counters import (
     InferenceSeries,
     inference_series,
 )
 from gpuledger_collector.ingest.remote_write.messages import ONE
 from gpuledger_common.catalog import BY_NAME, HOT, METRICS
+from gpuledger_common.gateways.library import all_gateways
+from gpuledger_common.gateways.model import GatewayProfile
 from gpuledger_common.metrics import Metric
 from gpuledger_common.profiles.library import all_profiles
 from gpuledger_common.profiles.model import OwnerRule, Profile, ValueRule
@@ -49,7 +57,7 @@ MAX_KEYS_BYTES = 384 * 1024 * 1024
 MAX_NAMES = 10_000
 SERIES_BYTES = 200
 """Memory of a cached series besides its key."""
-FOREIGN, BAD, ACCEPTED, INFERENCE = 0, 1, 2, 3
+FOREIGN, BAD, ACCEPTED, INFERENCE, GATEWAY, PROCESS = range(6)
 NONE = -1
 METRIC_NUMBER = {metric.name: number for number, metric in enumerate(METRICS)}
 HOT_BIT = {metric.name: bit for bit, metric in enumerate(HOT)}
@@ -112,15 +120,19 @@ class GpuSeries:
     """The pod for metrics that exporters split over the pods of a device; else empty."""
 
 
+AnySeries = GpuSeries | InferenceSeries | GatewayCounter | ProcessStart
+
+
 @dataclass(frozen=True, slots=True)
 class SeriesReader:
     """Interprets series by the agent's names and by profiles."""
 
     profiles: tuple[Profile, ...]
+    gateways: tuple[GatewayProfile, ...] = field(default_factory=all_gateways)
     _by_name: dict[str, tuple[tuple[Profile, str], ...]] = field(default_factory=dict)
     """Profiles of a name, with its family in each, for the names that were looked up."""
 
-    def interpret(self, labels: list[tuple[str, str]]) -> GpuSeries | InferenceSeries | None:
+    def interpret(self, labels: list[tuple[str, str]]) -> AnySeries | None:
         """Interpret a series; None for a foreign one. Raises BadSeries."""
         by_name = check_labels(labels)
         name = by_name["__name__"]
@@ -136,11 +148,16 @@ class SeriesReader:
             raise BadSeries(f"{name} is understood by several profiles: {' and '.join(found)}")
         if found:
             return next(iter(found.values()))
-        return (
+        own = (
             inference_series(name, by_name, owner_of(INFERENCE_OWNER, by_name))
             if name in ENGINES
             else None
         )
+        counters = gateway_counters(self.gateways, name, by_name, own)
+        if len(counters) > 1:
+            names = " and ".join(counter.series.profile for counter in counters)
+            raise BadSeries(f"{name} is understood by several profiles: {names}")
+        return counters[0] if counters else own or process_start(name, by_name)
 
     def _candidates(self, name: str) -> tuple[tuple[Profile, str], ...]:
         known = self._by_name.get(name)
@@ -196,6 +213,8 @@ class SeriesCache:
     workloads: list[WireWorkload] = field(default_factory=list)
     pods: list[str] = field(default_factory=list)
     inference: list[InferenceSeries] = field(default_factory=list)
+    gateways: list[GatewayCounter] = field(default_factory=list)
+    processes: list[ProcessStart] = field(default_factory=list)
     sentinels: list[tuple[float, ...]] = field(default_factory=list)
     """Sets of values that mean a failed read."""
     key_bytes: int = 0
@@ -273,11 +292,15 @@ class SeriesCache:
             ]
             self.by_symbols[np.array(numbers, dtype="<u4").tobytes()] = index
 
-    def _row(self, series: GpuSeries | InferenceSeries | None) -> tuple[object, ...]:
+    def _row(self, series: AnySeries | None) -> tuple[object, ...]:
         if series is None:
             return _blank_row(FOREIGN)
         if isinstance(series, InferenceSeries):
             return _blank_row(INFERENCE, self._place(self.inference, series, series))
+        if isinstance(series, GatewayCounter):
+            return _blank_row(GATEWAY, self._place(self.gateways, series, series))
+        if isinstance(series, ProcessStart):
+            return _blank_row(PROCESS, self._place(self.processes, series, series))
         workload, rule = series.workload, series.rule
         return (
             ACCEPTED,

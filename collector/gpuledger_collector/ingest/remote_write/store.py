@@ -33,6 +33,7 @@ from gpuledger_collector.ingest.batches.samples import copy_samples
 from gpuledger_collector.ingest.batches.store import Store
 from gpuledger_collector.ingest.batches.usage_intervals import LatestStates
 from gpuledger_collector.ingest.remote_write.decode import WriteRequest
+from gpuledger_collector.ingest.remote_write.gateway_counters import GatewayCounterStore
 from gpuledger_collector.ingest.remote_write.inference_counters import InferenceCounterStore
 from gpuledger_collector.ingest.remote_write.scrapes import (
     ACTIVITY_METRICS,
@@ -94,6 +95,7 @@ class RemoteStore:
     window_ms: int
     """How much older than the newest scrape of its accelerator a scrape may be."""
     counters: InferenceCounterStore = field(default_factory=InferenceCounterStore)
+    gateways: GatewayCounterStore = field(default_factory=GatewayCounterStore)
     _health: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     """Newest readings of the metrics of health, by accelerator: a part of a scrape need not hold
     them all.
@@ -117,7 +119,9 @@ class RemoteStore:
 
         `is_idle` returns whether no further requests wait.
         """
-        written = [(request.stale + len(request.inference), 0) for request in batches]
+        written = [
+            (request.stale + len(request.inference) + request.tokens, 0) for request in batches
+        ]
         # A full cache is replaced, so a group may mix requests of two caches, whose indexes differ.
         for cache in {id(request.cache): request.cache for request in batches}.values():
             places = [
@@ -133,6 +137,9 @@ class RemoteStore:
                     written[place] = written[place][0] + good, too_old
         self.counters.store(
             connection, [sample for request in batches for sample in request.inference], now_ms
+        )
+        self.gateways.store(
+            connection, [sample for request in batches for sample in request.gateway], now_ms
         )
         return [WriteResult(*numbers) for numbers in written]
 
@@ -150,6 +157,7 @@ class RemoteStore:
         """Empty all caches of the database."""
         self.store.forget()
         self.counters = InferenceCounterStore()
+        self.gateways = GatewayCounterStore()
         self._ids = None
 
     def _flush(

@@ -75,6 +75,18 @@ def store_pages(connection: Connection, pages: Iterable[ReadPage]) -> int:
     return count
 
 
+def newest_parts(
+    connection: Connection, gateway: str, page: str, since_ms: int
+) -> list[tuple[str, str, int]]:
+    """Counter and part of the series of a page that were read since, with their newest reading."""
+    return connection.execute(
+        "SELECT s.counter, s.part, max(r.at_ms) FROM token_page p JOIN token_series s ON s.page_id"
+        " = p.id JOIN token_reading r ON r.series_id = s.id WHERE p.gateway = %s AND p.page = %s"
+        " AND r.at_ms >= %s GROUP BY s.counter, s.part",
+        (gateway, page, since_ms),
+    ).fetchall()
+
+
 def _store_page(
     connection: Connection,
     gateway: str,
