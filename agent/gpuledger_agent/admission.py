@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuledger_agent import exposition, push, queue, serving
+from gpuledger_agent import exposition, gateways, push, queue, serving
 from gpuledger_agent.owners import containers, grpc_unix, kubernetes_api
 from gpuledger_common.admission import NONE, Admission
 from gpuledger_common.profiles import fetch, lines, page
@@ -67,6 +67,18 @@ FETCHED: Mapping[str, tuple[Admission, ...]] = {
             _OWN_THREAD,
             f"once in slow_interval_s, {serving.MAX_FILES} files",
             f"labels of {serving.MAX_PART_CHARACTERS} characters",
+        ),
+    ),
+    "gpuledger_agent.gateways": (
+        _fetched_row(
+            "page of a gateway with tokens by tenant",
+            gateways.MAX_PAGE_BYTES,
+            f"{lines.MAX_LINES} samples, {gateways.MAX_COUNTERS} counters kept,"
+            f" {gateways.MAX_READINGS} readings in memory",
+            f"{gateways.TIMEOUT_S:g} s",
+            _OWN_THREAD,
+            f"once in slow_interval_s, {gateways.MAX_GATEWAYS} gateways",
+            "tenants, models and backends of 500 characters",
         ),
     ),
     "gpuledger_agent.owners.kubernetes_api": (

@@ -424,7 +424,19 @@ def build(settings: Settings, reload: Callable[[], Settings]) -> Daemon:
     clock = Clock(wall_ms(), time.monotonic_ns())
     if settings.serving_endpoints or settings.progress_dir is not None:
         start_counter_reader(settings, sampler, clock)
+    if settings.gateway_endpoints:
+        start_gateway_reader(settings, sampler, clock)
     return Daemon(settings, reload, spool, sampler, clock)
+
+
+def start_gateway_reader(settings: Settings, sampler: Sampler, clock: Clock) -> None:
+    """Start reading tokens of gateways; imported only where it is configured, to save memory."""
+    from gpuledger_agent.gateways import GatewayReader, gateways
+
+    sampler.gateway_reader = GatewayReader(
+        gateways(settings.gateway_endpoints), lambda: clock.at_ms(time.monotonic_ns())
+    )
+    sampler.gateway_reader.start(lambda: settings.slow_interval_s)
 
 
 def start_counter_reader(settings: Settings, sampler: Sampler, clock: Clock) -> None:

@@ -382,7 +382,9 @@ def split_batch(batch: wire.Batch) -> list[wire.Batch] | None:
     # Counters are cumulative, so they are sent once, with the first half.
     return [
         first,
-        msgspec.structs.replace(batch, usage_intervals=intervals[cut:], samples=rest, counts=[]),
+        msgspec.structs.replace(
+            batch, usage_intervals=intervals[cut:], samples=rest, counts=[], token_counts=[]
+        ),
     ]
 
 

@@ -31,6 +31,7 @@ from gpuledger_common.readings import (
 )
 
 if TYPE_CHECKING:
+    from gpuledger_agent.gateways import GatewayReader
     from gpuledger_agent.serving import CounterReader
     from gpuledger_common.serving_counters import CounterReading
 
@@ -98,6 +99,8 @@ class Sampler:
     """
     counter_reader: CounterReader | None = None
     """Reads what workloads produced; None where it is not configured."""
+    gateway_reader: GatewayReader | None = None
+    """Reads tokens of gateways; None where it is not configured."""
     _rows: list[tuple[int, Sample]] = field(default_factory=list)
     _departed: list[Accelerator] = field(default_factory=list)
     """Accelerators that the source no longer lists, with data that may still have to be sent."""
@@ -204,6 +207,7 @@ class Sampler:
         heartbeat = self._heartbeat(spool)
         intervals, rows = self.meter.take(), self._rows
         counters = [] if self.counter_reader is None else self.counter_reader.take()
+        tokens = [] if self.gateway_reader is None else self.gateway_reader.take()
         reported = {interval.uuid for interval in intervals} | {sample.uuid for _, sample in rows}
         listed = [
             *self.latest.accelerators,
@@ -215,6 +219,7 @@ class Sampler:
             rows: Rows,
             omitted: int,
             counters: Sequence[CounterReading] = (),
+            tokens: Sequence[wire.TokenCount] = (),
         ) -> int:
             health = {uuid: sample.health for uuid, sample in self.latest.samples.items()}
             maker = BatchMaker(listed, self.pool, health)
@@ -224,7 +229,16 @@ class Sampler:
             counts = maker.counts(counters)
             return spool.add(
                 lambda epoch, seq: pack(
-                    maker.batch(self.node, epoch, seq, heartbeat, usage_intervals, samples, counts)
+                    maker.batch(
+                        self.node,
+                        epoch,
+                        seq,
+                        heartbeat,
+                        usage_intervals,
+                        samples,
+                        counts,
+                        tokens,
+                    )
                 ),
                 now_ms,
                 BatchContents(len(usage_intervals), len(samples.at_ms), omitted),
@@ -234,12 +248,9 @@ class Sampler:
         # time.
         apart = level != "together" and bool(rows)
         try:
-            number = add_batch(intervals, () if apart else rows, 0, counters)
+            number = add_batch(intervals, () if apart else rows, 0, counters, tokens)
             # Stored: if the next batch fails, only readings are retried.
-            intervals, counters = (
-                [],
-                [],
-            )
+            intervals, counters, tokens = [], [], []
             if apart:
                 selected = downsampling.downsample(rows) if level == "thin" else rows
                 add_batch((), selected, len(rows) - len(selected))
@@ -247,6 +258,8 @@ class Sampler:
             self.meter.put_back(intervals)
             if self.counter_reader is not None:
                 self.counter_reader.put_back(counters)
+            if self.gateway_reader is not None:
+                self.gateway_reader.put_back(tokens)
             raise
         self._rows, self._departed = [], []
         return number

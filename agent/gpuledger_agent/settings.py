@@ -108,6 +108,10 @@ class Settings:
     serving_endpoints: str = _setting(
         "", "[WORKLOAD=]URL of inference servers' /metrics, comma-separated; empty: none"
     )
+    gateway_endpoints: str = _setting(
+        "",
+        "[PROFILE=]URL of gateways' /metrics with tokens by tenant, comma-separated; empty: none",
+    )
     progress_dir: Path | None = _setting(
         None, "folder of files in which runs report steps and tokens; empty: none"
     )
@@ -282,6 +286,13 @@ def _check_addresses(settings: Settings) -> list[str]:
             endpoints(settings.serving_endpoints)
         except ValueError as error:
             faults.append(f"serving_endpoints: {error}")
+    if settings.gateway_endpoints:
+        from gpuledger_agent.gateways import gateways
+
+        try:
+            gateways(settings.gateway_endpoints)
+        except ValueError as error:
+            faults.append(f"gateway_endpoints: {error}")
     port = settings.metrics_listen.rpartition(":")[2]
     if settings.metrics_listen and not (port.isdecimal() and int(port) <= MAX_PORT):
         faults.append(

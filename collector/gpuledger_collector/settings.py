@@ -149,6 +149,9 @@ class Settings:
     exporter_profiles: str = setting(
         "", "files with exporter profiles of your own, separated by commas"
     )
+    gateway_nodes: str = setting(
+        "", "nodes whose agents may report tokens of gateways, separated by commas; *: any"
+    )
     remote_write_window_seconds: int = setting(
         3600, "how much older than its GPU's newest a scrape may be", least=1
     )
@@ -274,6 +277,11 @@ class Settings:
     def listen_port(self) -> int:
         """The port part of `listen`."""
         return int(self.listen.rpartition(":")[2])
+
+    @property
+    def gateway_node_names(self) -> frozenset[str]:
+        """The nodes of `gateway_nodes`."""
+        return frozenset(filter(None, (text.strip() for text in self.gateway_nodes.split(","))))
 
     @property
     def profile_files(self) -> tuple[Path, ...]:

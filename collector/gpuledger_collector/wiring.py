@@ -410,6 +410,7 @@ def intakes(
         keys,
         settings.queue_bytes,
         max_age_ms=max_age_ms(settings),
+        gateway_nodes=settings.gateway_node_names,
         quotas=quotas(settings),
         count_new=store.count_new,
         remember_owners=store.remember_owners,

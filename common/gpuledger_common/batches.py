@@ -137,6 +137,7 @@ class BatchMaker:
         usage_intervals: list[wire.WireUsageInterval],
         samples: wire.Samples,
         counts: Sequence[wire.Count] = (),
+        token_counts: Sequence[wire.TokenCount] = (),
     ) -> wire.Batch:
         """The batch with everything collected."""
         return wire.Batch(
@@ -150,6 +151,7 @@ class BatchMaker:
             usage_intervals,
             samples,
             list(counts),
+            list(token_counts),
         )
 
 

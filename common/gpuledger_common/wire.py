@@ -115,6 +115,27 @@ class Count(msgspec.Struct, frozen=True, omit_defaults=True):
     started_ms: int | None = None
 
 
+class TokenCount(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A counter of tokens of a gateway's page as it stood at an instant, or (without a counter) that
+    the page was read then.
+
+    `counter` is input, cached, output or requests; `page` is the address without credentials.
+    `claim`: the tenant is what the caller says. `started_ms` is the start of the counting process,
+    None if unknown. Receivers that do not know this record ignore it.
+    """
+
+    gateway: str
+    page: str
+    at_ms: int
+    counter: str = ""
+    value: int = 0
+    tenant: str = ""
+    model: str = ""
+    backend: str = ""
+    claim: bool = False
+    started_ms: int | None = None
+
+
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     """The agent's sign of life, also on a node without a GPU, with the batch counts of its spool.
 
@@ -152,6 +173,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     usage_intervals: list[WireUsageInterval] = []
     samples: Samples = Samples()
     counts: list[Count] = []
+    token_counts: list[TokenCount] = []
 
 
 class Rejected(msgspec.Struct, frozen=True):

@@ -171,7 +171,11 @@ async def answer_request(request: AnyRequest, intake: Intake) -> tuple[int, Answ
                 else now_ms - sent_at_ms
             )
             return accept(
-                decode(body, content_type, encoding), now_ms, skew_ms, intake.oldest_ms(now_ms)
+                decode(body, content_type, encoding),
+                now_ms,
+                skew_ms,
+                intake.oldest_ms(now_ms),
+                intake.gateway_nodes,
             )
 
         # As the frame states it, before anything is decompressed; gzip's statement can be forged
@@ -208,7 +212,7 @@ def _load(accepted: Accepted, size: int, new: NewItems) -> Load:
     intervals = accepted.usage_intervals.values()
     hours = sum(1 + (interval.end_ms - interval.start_ms - 1) // HOUR_MS for interval in intervals)
     return Load(
-        samples=accepted.samples + hours + len(accepted.counts),
+        samples=accepted.samples + hours + len(accepted.counts) + len(accepted.token_counts),
         bytes=size,
         inflated_bytes=accepted.size,
         names=len(accepted.accelerators) + len(accepted.workloads),

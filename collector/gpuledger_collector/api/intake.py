@@ -45,6 +45,8 @@ class Intake:
     grace_seconds: float = GRACE_SECONDS
     max_age_ms: int | None = None
     """The greatest accepted age of evidence; None: any age."""
+    gateway_nodes: Collection[str] = ()
+    """Nodes whose agents may report tokens of gateways; `*`: any."""
     quotas: Quotas = field(default_factory=Quotas)
     count_new: Callable[[Accepted], NewItems] = lambda _: NewItems(0, 0)
     """Counts what this collector has not seen of a batch."""

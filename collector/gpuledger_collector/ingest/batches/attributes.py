@@ -357,6 +357,7 @@ def newest_instant(batch: Accepted) -> int:
     if batch.block is not None:
         ends.append(batch.block.last_ms)
     ends += [count.at_ms for count in batch.counts.values()]
+    ends += [count.at_ms for count in batch.token_counts.values()]
     return max(ends, default=0)
 
 

@@ -20,6 +20,7 @@ MAX_RECORDS: Mapping[str, int] = {
     "workloads": 16_384,
     "usage_intervals": 131_072,
     "counts": 131_072,
+    "token_counts": 32_768,
 }
 """Records of each list."""
 MAX_ROWS = 262_144
@@ -32,6 +33,7 @@ MAX_BYTES: Mapping[str, int] = {
     "workloads": 8 << 20,
     "usage_intervals": 16 << 20,
     "counts": 16 << 20,
+    "token_counts": 8 << 20,
 }
 MAX_COMMAS = 2_000_000
 """Separators of values in a JSON body, at any depth."""

@@ -24,6 +24,7 @@ from gpuledger_common.wire import (
     Heartbeat,
     Rejected,
     Samples,
+    TokenCount,
     WireAccelerator,
     WireUsageInterval,
     WireWorkload,
@@ -91,6 +92,7 @@ class DecodedBatch:
     size: int
     """Bytes after decompression."""
     counts: Sequence[Count | None] = ()
+    token_counts: Sequence[TokenCount | None] = ()
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -110,6 +112,7 @@ class RawListsBatch(_Head, frozen=True):
     usage_intervals: list[WireUsageInterval] = []
     samples: Samples = Samples()
     counts: list[Count] = []
+    token_counts: list[TokenCount] = []
 
 
 class RawRecordsBatch(_Head, frozen=True):
@@ -120,6 +123,7 @@ class RawRecordsBatch(_Head, frozen=True):
     usage_intervals: list[msgspec.Raw] = []
     samples: msgspec.Raw = msgspec.Raw(b"")
     counts: list[msgspec.Raw] = []
+    token_counts: list[msgspec.Raw] = []
 
 
 class RawSamples(msgspec.Struct, frozen=True):
@@ -268,6 +272,7 @@ def _to_decoded(
         sha256=sha256,
         size=size,
         counts=batch.counts,
+        token_counts=batch.token_counts,
     )
 
 
@@ -316,6 +321,7 @@ def _decode_records(plain: bytes, is_json: bool, sha256: bytes) -> DecodedBatch:
         sha256=sha256,
         size=len(plain),
         counts=decode_list("counts", batch.counts, Count),
+        token_counts=decode_list("token_counts", batch.token_counts, TokenCount),
     )
 
 

@@ -9,15 +9,18 @@ writers that meet wait and never deadlock.
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import psycopg
 
 from gpuledger_collector.accounting.counters import CounterReading
+from gpuledger_collector.accounting.inference import AUTHENTICATED, CLAIM, Asker
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.placement import Placement
+from gpuledger_collector.accounting.token_counters import TokenSeries
 from gpuledger_collector.ingest.batches import counters
 from gpuledger_collector.ingest.batches.attributes import (
     RENEW_AFTER_MS,
@@ -54,6 +57,7 @@ from gpuledger_collector.ingest.batches.usage_intervals import (
     presence_intervals,
 )
 from gpuledger_collector.ingest.batches.validate import Accepted, days_of
+from gpuledger_collector.storage.ledger.token_counters import ReadPage, store_pages
 from gpuledger_common.wire import Answer, WireWorkload
 
 RENEW_SHARED_AFTER_MS = 300_000
@@ -331,6 +335,7 @@ class Store:
             copy_samples(connection, samples)
             after_commit.append(self.slow.store(connection, samples, taken_over))
         counters.store_readings(connection, _counter_readings(batches))
+        store_pages(connection, _gateway_pages(batches))
         # 4. Latest values are returned, not written: the caller decides whether they are deferred.
         states = latest_states(join_usage_intervals(own) if changed else intervals)
         return updates_of(batches, samples, states, now_ms)
@@ -445,6 +450,22 @@ def _days_by_table(batches: Sequence[Accepted]) -> dict[str, set[int]]:
             days["gpu_sample"] |= days_of(batch.block)
             days["usage_interval"] |= days_of(batch.block)
     return days
+
+
+def _gateway_pages(batches: Sequence[ResolvedBatch]) -> list[ReadPage]:
+    """Readings of gateways' pages; each node's are its own, so that none changes another's."""
+    pages = []
+    for resolved in batches:
+        by_page: dict[tuple[str, str, int, int | None], dict[TokenSeries, int]] = defaultdict(dict)
+        for count in resolved.batch.token_counts.values():
+            page = f"{resolved.batch.node}: {count.page}"
+            values = by_page[count.gateway, page, count.at_ms, count.started_ms]
+            if count.counter:
+                trust = CLAIM if count.claim else AUTHENTICATED
+                asker = Asker(count.gateway, count.tenant, count.model, count.backend, trust)
+                values[TokenSeries(asker, count.counter)] = count.value
+        pages += [ReadPage(*key, values) for key, values in by_page.items()]
+    return pages
 
 
 def _counter_readings(batches: Sequence[ResolvedBatch]) -> list[counters.Row]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -18,7 +18,9 @@ import msgspec
 import numpy as np
 
 from gpuledger_collector.accounting.counters import COUNTERS, LATEST_DAYS, MAX_COUNTED
+from gpuledger_collector.accounting.inference import COUNTERS as TOKEN_COUNTERS
 from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.accounting.token_counters import LATEST_DAYS as PAGE_DAYS
 from gpuledger_collector.ingest.batches.columns import DTYPES, Array, to_array
 from gpuledger_collector.ingest.batches.decode import DecodedBatch, RecordList, Refused
 from gpuledger_common.catalog import METRICS
@@ -29,6 +31,7 @@ from gpuledger_common.wire import (
     Heartbeat,
     Rejected,
     Samples,
+    TokenCount,
     WireAccelerator,
     WireUsageInterval,
     WireWorkload,
@@ -119,6 +122,7 @@ class Accepted:
     block: SampleBlock | None
     rejected: list[Rejected]
     counts: dict[int, Count] = field(default_factory=dict)
+    token_counts: dict[int, TokenCount] = field(default_factory=dict)
     clock_skew_ms: int | None = None
     """The collector's clock minus the sender's."""
 
@@ -137,7 +141,8 @@ class Accepted:
         """Whether writing it would delay other batches noticeably."""
         names = len(self.accelerators) + len(self.workloads)
         return (
-            names + len(self.usage_intervals) + len(self.counts) > HEAVY_RECORDS
+            names + len(self.usage_intervals) + len(self.counts) + len(self.token_counts)
+            > HEAVY_RECORDS
             or self.samples > HEAVY_ROWS
         )
 
@@ -148,9 +153,14 @@ def workload_key(kind: str, node: str, external_id: str) -> str:
 
 
 def accept(
-    batch: DecodedBatch, now_ms: int, clock_skew_ms: int | None = None, oldest_ms: int = EARLIEST_MS
+    batch: DecodedBatch,
+    now_ms: int,
+    clock_skew_ms: int | None = None,
+    oldest_ms: int = EARLIEST_MS,
+    gateway_nodes: Collection[str] = (),
 ) -> Accepted:
-    """Validate every record of a batch at `now_ms`; records from before `oldest_ms` are refused.
+    """Validate every record of a batch at `now_ms`; records from before `oldest_ms` are refused,
+    and tokens of gateways unless the node is one of `gateway_nodes`.
 
     Raises Refused when the batch has no usable key.
     """
@@ -173,6 +183,10 @@ def accept(
     rejected += beyond
     # 4. Readings of counters, which are bounded by their own age limit.
     counts = _check_each("counts", batch.counts, check_count, rejected, workloads, now_ms)
+    is_gateway_node = "*" in gateway_nodes or batch.node in gateway_nodes
+    token_counts = _check_each(
+        "token_counts", batch.token_counts, check_token_count, rejected, is_gateway_node, now_ms
+    )
     return Accepted(
         node=batch.node,
         epoch=epoch,
@@ -186,6 +200,7 @@ def accept(
         block=block,
         rejected=bound_refusals(rejected),
         counts=counts,
+        token_counts=token_counts,
         clock_skew_ms=clock_skew_ms,
     )
 
@@ -408,6 +423,27 @@ def check_count(count: Count, workloads: dict[int, WireWorkload], now_ms: int) -
         return "value: is negative, or more than a counter can show exactly (2^53)"
     if not now_ms - LATEST_DAYS * DAY_MS <= count.at_ms <= now_ms + FUTURE_MS:
         return f"at_ms: is more than {LATEST_DAYS} days old or more than a day ahead"
+    if count.started_ms is not None and not 0 <= count.started_ms <= _INT64:
+        return "started_ms: is out of range"
+    return None
+
+
+def check_token_count(count: TokenCount, is_gateway_node: bool, now_ms: int) -> str | None:
+    """Why a reading of a gateway's counter is refused."""
+    if not is_gateway_node:
+        return "this node reports no gateway here: name it in the collector's gateway_nodes"
+    if count.counter and count.counter not in TOKEN_COUNTERS:
+        return f"counter: {count.counter[:40]!a} is not one of {', '.join(TOKEN_COUNTERS)}"
+    if not count.gateway or not count.page:
+        return "gateway, page: are needed"
+    if reason := _bad_field(
+        count, {"gateway": 100, "page": 1000, "tenant": 500, "model": 500, "backend": 500}
+    ):
+        return reason
+    if not 0 <= count.value <= MAX_COUNTED:
+        return "value: is negative, or more than a counter can show exactly (2^53)"
+    if not now_ms - PAGE_DAYS * DAY_MS <= count.at_ms <= now_ms + FUTURE_MS:
+        return f"at_ms: is more than {PAGE_DAYS} days old or more than a day ahead"
     if count.started_ms is not None and not 0 <= count.started_ms <= _INT64:
         return "started_ms: is out of range"
     return None
