@@ -133,6 +133,11 @@ def record_problem(record: TokenRecord) -> str | None:
     return None
 
 
+def unknown_model(model: str) -> str:
+    """What is said of a record whose model no declared server answers."""
+    return f"no [[inference]] table names {model!r}; declare which server answers it"
+
+
 def spread_record(record: TokenRecord) -> list[tuple[int, Tokens]]:
     """The tokens of a record by hour; one without length lies in the hour of its instant.
 

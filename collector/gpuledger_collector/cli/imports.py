@@ -18,7 +18,12 @@ from typer import Argument, Option
 
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.import_progress import OnRow
-from gpuledger_collector.accounting.inference import AUTHENTICATED, CLAIM, TokenRecord
+from gpuledger_collector.accounting.inference import (
+    AUTHENTICATED,
+    CLAIM,
+    TokenRecord,
+    unknown_model,
+)
 from gpuledger_collector.accounting.ledger_rows import (
     ImportOutcome,
     OnOverlap,
@@ -536,7 +541,20 @@ def inference(
         parsed = read_inference(file, gateway_name(gateway), trust, instants(any_instant), on_line)
     refuse_bad(file, parsed, skip_bad)
     with open_session(dsn, config) as session:
-        print(_write_tokens(session, parsed.rows, also, dry_run))
+
+        def check(unknown: Sequence[TokenRecord]) -> None:
+            # Known only in the transaction: which servers are declared.
+            parsed.problems = [
+                Problem(
+                    "unknown_model",
+                    f"{parsed.places[record.source_id]}:model",
+                    unknown_model(record.asker.model),
+                )
+                for record in unknown
+            ]
+            refuse_bad(file, parsed, skip_bad)
+
+        print(_write_tokens(session, parsed.rows, also, dry_run, check=check))
 
 
 @app.command(epilog="Example: gpuledger import litellm --database /etc/gpuledger/litellm.dsn")
@@ -633,12 +651,13 @@ def _write_tokens(
     also: bool,
     dry_run: bool,
     from_cache: int = 0,
+    check: Callable[[Sequence[TokenRecord]], None] | None = None,
 ) -> str:
     """Write records of tokens in one transaction, undone in a dry run, and return what changed."""
     into = Writing(session.database, wiring.read_clock(), dry_run)
     try:
         with _all_or_nothing():
-            outcome = imports.import_token_usage(into, records, also)
+            outcome = imports.import_token_usage(into, records, also, check)
     except CountedTwice as error:
         refuse(str(error))
     parts = [f"{outcome.stored} added, {outcome.unchanged} unchanged"]

@@ -18,10 +18,12 @@ from gpuledger_collector.accounting.inference import (
     TokenRecord,
     Tokens,
     record_problem,
+    unknown_model,
 )
 from gpuledger_collector.accounting.period import DAY_MS, parse_instant
 from gpuledger_collector.ingest.batches import bounds
 from gpuledger_collector.ingest.batches.decode import Refused
+from gpuledger_collector.storage.billing.inference import find_unknown_models
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger.token_usage import StoredTokens, store_token_usage
 
@@ -129,6 +131,12 @@ def _is_storable(text: str) -> bool:
 
 
 def store_records(database: Database, records: Sequence[TokenRecord]) -> StoredTokens:
-    """Store records in one transaction; what is known changes nothing."""
+    """Store records in one transaction; what is known changes nothing.
+
+    Raises Refused where servers are declared, and none of them answers a record's model.
+    """
     with database.transaction() as connection:
+        if unknown := find_unknown_models(connection, records):
+            place, model = records.index(unknown[0]), unknown[0].asker.model
+            raise Refused(400, f"records[{place}].model: {unknown_model(model)}")
         return store_token_usage(connection, records)

@@ -23,7 +23,14 @@ from gpuledger_collector.ingest.files.bill import BillFile
 from gpuledger_collector.ingest.files.node_load import node_loads, overfull
 from gpuledger_collector.ingest.files.usage import UsageFile
 from gpuledger_collector.insight.queue_rows import QueueRow
-from gpuledger_collector.storage.billing import bills, declarations, locations, periods, prices
+from gpuledger_collector.storage.billing import (
+    bills,
+    declarations,
+    inference,
+    locations,
+    periods,
+    prices,
+)
 from gpuledger_collector.storage.capacity import queues
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import imports, inventory, token_usage
@@ -150,12 +157,16 @@ def import_shares(into: Writing, rows: Sequence[PoolShare], read_from: str) -> I
 
 
 def import_token_usage(
-    into: Writing, records: Sequence[TokenRecord], also: bool = False
+    into: Writing,
+    records: Sequence[TokenRecord],
+    also: bool = False,
+    check: Callable[[Sequence[TokenRecord]], None] | None = None,
 ) -> StoredTokens:
     """Write what tenants were answered by a gateway; what is known changes nothing.
 
-    Raises CountedTwice where metrics pages of the gateway are read, unless `also` says that these
-    are other tokens.
+    `check` is given the records whose model no declared server answers, which are left out unless
+    it raises; without it they are written too. Raises CountedTwice where metrics pages of the
+    gateway are read, unless `also` says that these are other tokens.
     """
     with into.transaction() as connection:
         if not also:
@@ -165,6 +176,11 @@ def import_token_usage(
                     f"metrics pages of {' and '.join(paged)} are read too, so tokens would count"
                     " twice; --also imports those of times that no page covers"
                 )
+        if check is not None:
+            unknown = inference.find_unknown_models(connection, records)
+            check(unknown)
+            left_out = {record.source_id for record in unknown}
+            records = [record for record in records if record.source_id not in left_out]
         return token_usage.store_token_usage(connection, records)
 
 

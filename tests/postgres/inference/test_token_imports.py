@@ -146,3 +146,33 @@ def test_logs_beside_a_metrics_page_are_refused(run, dsn, tokens):
     assert "metrics pages of kong are read too, so tokens would count twice" in err
     assert run("import", "inference", tokens(GOOD), "--gateway", "kong", "--also")[0] == 0
     assert len(hours(dsn)) == 1
+
+
+SERVER = """[[inference]]
+name = "qwen"
+gateway = "kong"
+models = ["qwen*"]
+served_by = { namespace = "llm" }
+"""
+
+
+def test_a_model_that_no_declared_server_answers_is_a_bad_row(run, dsn, tokens, tmp_path):
+    """Row and reason, once servers are declared; LiteLLM's logs hold models of others too, which
+    stay and move nothing.
+    """
+    (tmp_path / "servers.toml").write_text(SERVER)
+    assert run("apply", tmp_path / "servers.toml")[0] == 0
+    path = tokens(GOOD, GOOD.replace("qwen", "gpt-5"))
+    code, _, err = run("import", "inference", path, "--gateway", "kong")
+    assert (code, hours(dsn)) == (2, [])
+    assert "tokens.csv:3:model: no [[inference]] table names 'gpt-5'" in err
+    code, out, err = run("import", "inference", path, "--gateway", "kong", "--skip-bad")
+    assert (code, out) == (0, "requests: 1 added, 0 unchanged\n"), err
+    assert [hour.asker.model for hour in hours(dsn)] == ["qwen"]
+    logs = tmp_path / "spend.csv"
+    logs.write_text(
+        "request_id,startTime,endTime,model,prompt_tokens,completion_tokens,cache_hit,team_id\n"
+        "1,2026-10-01 08:00:00,2026-10-01 08:00:01,gpt-5,1,1,False,e8d1\n"
+    )
+    assert run("import", "litellm", logs)[0] == 0
+    assert {hour.asker.model for hour in hours(dsn)} == {"qwen", "gpt-5"}

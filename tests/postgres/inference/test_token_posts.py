@@ -134,3 +134,16 @@ def test_a_sender_over_its_quota_comes_later(dsn):
         assert post(collector, *many)[0] == 200
         status, answer = post(collector, record())
         assert (status, "more than 1 samples a second" in answer["detail"]) == (429, True), answer
+
+
+def test_a_model_that_no_declared_server_answers_is_refused(collector, dsn, run, tmp_path):
+    """Once servers are declared; before, every model is taken."""
+    assert post(collector, record(1, model="gpt-5"))[0] == 200
+    (tmp_path / "servers.toml").write_text(
+        '[[inference]]\nname = "qwen"\nmodels = ["qwen*"]\nserved_by = { namespace = "llm" }\n'
+    )
+    assert run("apply", tmp_path / "servers.toml")[0] == 0
+    status, answer = post(collector, record(2), record(3, model="gpt-5"))
+    assert status == 400
+    assert answer["detail"].startswith("records[1].model: no [[inference]] table names 'gpt-5'")
+    assert post(collector, record(2))[0] == 200

@@ -8,6 +8,7 @@ backend. An empty tenant is a key without a team.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -76,15 +77,22 @@ class _Answered(Row):
         return cached
 
 
+@dataclass
+class TokenFile(Parsed[TokenRecord]):
+    """The records of a file, and the place of each by its id."""
+
+    places: dict[str, str] = field(default_factory=dict)
+
+
 def read_inference(
     path: Path,
     gateway: str = FILE,
     trust: str = AUTHENTICATED,
     instants: Instants = DECLARED,
     on_line: OnRow = tell_nobody,
-) -> Parsed[TokenRecord]:
+) -> TokenFile:
     """Every record of the file, and the problems of all bad rows."""
-    parsed: Parsed[TokenRecord] = Parsed()
+    parsed = TokenFile()
     for record in _read(path, parsed, gateway, trust, instants, on_line):
         parsed.rows.append(record)
     return parsed
@@ -92,7 +100,7 @@ def read_inference(
 
 def _read(
     path: Path,
-    parsed: Parsed[TokenRecord],
+    parsed: TokenFile,
     gateway: str,
     trust: str,
     instants: Instants,
@@ -110,6 +118,7 @@ def _read(
         if problem := record_problem(record):
             parsed.problems.append(Problem("bad_record", place.source, problem))
         elif seen.setdefault(record.source_id, record) is record:
+            parsed.places[record.source_id] = place.source
             yield record
         else:
             key = "id" if row.id else "start"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuledger_collector.accounting.adjustments import POLICIES
-from gpuledger_collector.accounting.inference import Tokens
+from gpuledger_collector.accounting.inference import Asker, TokenRecord, Tokens
 from gpuledger_collector.accounting.inference_lines import InferenceLine, ServerLine
 from gpuledger_collector.accounting.inference_split import Claimant, SharedServer, TenantOwner
 from gpuledger_collector.accounting.period import Period
@@ -64,6 +64,24 @@ class WorkloadHour:
     hour_ms: int
     longest_ms: int
     held_ms: int
+
+
+def find_unknown_models(
+    connection: Connection, records: Iterable[TokenRecord]
+) -> list[TokenRecord]:
+    """The records whose model no declared server answers; none where no server is declared."""
+    servers = SERVERS.in_force(connection)
+    if not servers:
+        return []
+    known: dict[Asker, bool] = {}
+    unknown = []
+    for record in records:
+        asker = record.asker
+        if asker not in known:
+            known[asker] = any(server.answers(asker) for server in servers)
+        if not known[asker]:
+            unknown.append(record)
+    return unknown
 
 
 def list_charged_workloads(connection: Connection, period: Period) -> list[int]:
