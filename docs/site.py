@@ -46,6 +46,7 @@ SECTIONS = {
             "deploy",
             "no-agent",
             "exporters",
+            "gateways",
             "doctor",
             "keeping",
         )

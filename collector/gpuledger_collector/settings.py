@@ -147,7 +147,8 @@ class Settings:
         200_000, "samples of a sender; a minute's burst passes; 0: any"
     )
     exporter_profiles: str = setting(
-        "", "files with exporter profiles of your own, separated by commas"
+        "",
+        "files with profiles of exporters and gateways of your own, separated by commas",
     )
     gateway_nodes: str = setting(
         "", "nodes whose agents may report tokens of gateways, separated by commas; *: any"

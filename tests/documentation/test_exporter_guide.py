@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from fakes.exporters import keys_of
 from fakes.gateways import PAGES
 from gpuledger_agent.sources.exporter import ExporterSource
 from gpuledger_collector.cli import build
@@ -80,23 +81,13 @@ def test_the_example_is_read_by_the_agent(files):
     ]
 
 
-def keys(content):
-    """Every key of a file, without names that are labels, modes or models."""
-    for key, value in content.items():
-        yield key
-        if isinstance(value, dict) and key not in {"where", "models"}:
-            yield from keys(value)
-        elif isinstance(value, list):
-            for entry in value:
-                if isinstance(entry, dict):
-                    yield from keys(entry)
-
-
 def test_the_guide_explains_every_key_that_a_packaged_profile_uses():
     """Whoever reads a packaged profile finds its keys in the guide."""
     tables = GUIDE[GUIDE.index("## Every key") :]
     used = {
-        key for identity in packaged_ids() for key in keys(tomllib.loads(packaged_text(identity)))
+        key
+        for identity in packaged_ids()
+        for key in keys_of(tomllib.loads(packaged_text(identity)))
     }
     words = set(re.findall(r"[a-z_@]+", tables))
     assert used - words == set()

@@ -34,3 +34,15 @@ def synthetic(identity: str, joules: float = 5e6, at_ms: int = 1_763_800_000_000
     for name, value in values.items():
         text = text.replace(name, value)
     return text
+
+
+def keys_of(content):
+    """Every key of a profile's file, without names that are labels, modes or models."""
+    for key, value in content.items():
+        yield key
+        if isinstance(value, dict) and key not in {"where", "models"}:
+            yield from keys_of(value)
+        elif isinstance(value, list):
+            for entry in value:
+                if isinstance(entry, dict):
+                    yield from keys_of(entry)
