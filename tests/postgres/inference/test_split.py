@@ -87,7 +87,7 @@ def ask(fleet, *rows):
     )
 
 
-def count(fleet, prompt, generated, part='engine="0",model_name="Qwen3-32B"'):
+def count(fleet, prompt, generated, part="engine=0,model_name=Qwen3-32B"):
     """Counters of the server that begin at zero and end there, read by the minute for ten hours."""
     workload = fleet.workload(1)
     with fleet.connection.transaction():
@@ -219,8 +219,10 @@ def test_the_model_of_the_counters_chooses_the_server(served, run, apply):
     declared = DECLARED.replace("weights =", 'served_model = "Qwen3-32B"\nweights =')
     assert apply(declared)[0] == 0
     assert costs(run) == {"t-vision": ""}
-    count(served, 300, 0)
-    assert costs(run) == {"t-vision": "72.00"}
+    # Of this model 400 tokens were counted: 100 that no gateway knows; those of another are not it.
+    count(served, 400, 0)
+    count(served, 5000, 0, part="engine=0,model_name=Qwen3-32B-other")
+    assert costs(run) == {"t-vision": "54.00", "(nobody)": "18.00"}
 
 
 def test_claims_are_shown_as_claims(served, run, apply):

@@ -164,7 +164,7 @@ def read_model_counts(
         "SELECT s.workload_id, s.via, s.source, s.counter, h.hour_ms, sum(h.units)::bigint,"
         " max(h.covered_ms), max(h.restarts) FROM counter_series s JOIN counter_hour h ON"
         " h.series_id = s.id WHERE s.workload_id = ANY(%(ids)s) AND s.counter IN ('prompt_tokens',"
-        " 'generated_tokens') AND (%(label)s = '' OR position(%(label)s in s.part) > 0) AND"
+        " 'generated_tokens') AND (%(label)s = '' OR position(%(label)s in ',' || s.part || ',') > 0) AND"
         " h.hour_ms >= %(start)s AND h.hour_ms < %(end)s GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 5",
         {
             "ids": list(ids),
@@ -184,14 +184,15 @@ def list_serving(connection: Connection, ids: Sequence[int], served_model: str) 
         select_values(
             connection,
             "SELECT DISTINCT workload_id FROM counter_series WHERE workload_id = ANY(%s) AND"
-            " position(%s in part) > 0",
+            " position(%s in ',' || part || ',') > 0",
             (list(ids), _label(served_model)),
         )
     )
 
 
 def _label(served_model: str) -> str:
-    return f'model_name="{served_model}"'
+    """The label as `part_of` of the counters' table writes it, between commas."""
+    return f",model_name={served_model},"
 
 
 def read_workload_hours(
