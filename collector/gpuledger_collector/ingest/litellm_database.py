@@ -1,7 +1,8 @@
 """Read LiteLLM's spend logs from its Postgres, page by page in the order of its own index.
 
-The session is read-only and selects the columns of `COLUMNS` and that of the tenant: prompts,
-answers, metadata, addresses and keys are never asked for.
+The session is read-only and selects the columns of `COLUMNS`, that of the tenant, and one number of
+the metadata, the cached prompt tokens: prompts, answers, other metadata, addresses and keys are
+never asked for.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gpuledger_collector.config.fields import DECLARED
 from gpuledger_collector.config.files import MAX_RECORDS
 from gpuledger_collector.config.model import Record
 from gpuledger_collector.ingest.files.litellm import (
+    CACHED,
     COLUMNS,
     LITELLM,
     SpendLogs,
@@ -29,6 +31,12 @@ from gpuledger_collector.ingest.files.litellm import (
 from gpuledger_common.instants import to_datetime
 
 TABLE = "LiteLLM_SpendLogs"
+CACHED_PATHS = (
+    "{additional_usage_values,cache_read_input_tokens}",
+    "{additional_usage_values,prompt_tokens_details,cached_tokens}",
+    "{usage_object,prompt_tokens_details,cached_tokens}",
+)
+"""Where LiteLLM's versions write the cached prompt tokens in their metadata; the first counts."""
 PAGE_ROWS = 10_000
 CONNECT_SECONDS = 10
 STATEMENT_SECONDS = 60
@@ -101,9 +109,18 @@ def page_query(tenant: TenantColumn) -> sql.Composed:
     """The query of a page."""
     columns = [*COLUMNS, tenant.value]
     return sql.SQL(
-        'SELECT {columns} FROM {table} WHERE ("startTime", request_id) > (%(start)s, %(id)s)'
+        'SELECT {columns}, {cached} FROM {table} WHERE ("startTime", request_id) > (%(start)s, %(id)s)'
         ' AND "startTime" < %(end)s ORDER BY "startTime", request_id LIMIT %(rows)s'
-    ).format(columns=sql.SQL(", ").join(map(sql.Identifier, columns)), table=sql.Identifier(TABLE))
+    ).format(
+        columns=sql.SQL(", ").join(map(sql.Identifier, columns)),
+        cached=sql.SQL("coalesce({}) AS {}").format(
+            sql.SQL(", ").join(
+                sql.SQL("metadata #>> {}").format(sql.Literal(path)) for path in CACHED_PATHS
+            ),
+            sql.Identifier(CACHED),
+        ),
+        table=sql.Identifier(TABLE),
+    )
 
 
 def _naive(at_ms: int) -> dt.datetime:

@@ -113,6 +113,25 @@ def test_the_logs_of_a_database_are_counted_once_by_request_id(run, dsn, litellm
     assert {hour.asker.tenant for hour in hours(dsn)} == {"e8d1", ""}
 
 
+def test_cached_tokens_are_read_from_the_metadata_and_nothing_else_of_it(run, dsn, litellm):
+    """Where the real LiteLLM writes them (1.106.12): for answers, for streams, and not at all."""
+    connection, path = litellm
+    metadata = (
+        '{"additional_usage_values": {"cache_read_input_tokens": 4}, "user_agent": "curl"}',
+        '{"usage_object": {"prompt_tokens_details": {"cached_tokens": 50}}}',
+        '{"additional_usage_values": {"prompt_tokens_details": null}, "usage_object": null}',
+    )
+    for number, text in enumerate(metadata):
+        row = (f"r{number}", 100, 10, "2026-10-01 08:00:00", "2026-10-01 08:01:00", "", "e8d1")
+        connection.execute(INSERT, row)
+        connection.execute(
+            'UPDATE "LiteLLM_SpendLogs" SET metadata = %s WHERE request_id = %s', (text, row[0])
+        )
+    code, _, err = run("import", "litellm", "--database", path)
+    assert code == 0, err
+    assert [hour.tokens for hour in hours(dsn)] == [Tokens(300, 54, 30, 3)]
+
+
 def test_a_bad_row_of_a_database_keeps_all_out(run, dsn, litellm):
     connection, path = litellm
     for name, end in (("good", "09"), ("bad", "07")):

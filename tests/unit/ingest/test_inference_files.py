@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gpuledger_collector.accounting.inference import CLAIM, Asker, TokenRecord, Tokens, fold_records
 from gpuledger_collector.ingest.files.inference import read_inference
-from gpuledger_collector.ingest.files.litellm import COLUMNS, TenantColumn, read_spend_logs
-from gpuledger_collector.ingest.litellm_database import page_query
+from gpuledger_collector.ingest.files.litellm import CACHED, COLUMNS, TenantColumn, read_spend_logs
+from gpuledger_collector.ingest.litellm_database import CACHED_PATHS, page_query
 from gpuledger_common.bounded_file import FileTooLarge
 
 HEADER = "start,end,model,tenant,input_tokens,cached_tokens,output_tokens"
@@ -196,10 +196,29 @@ def test_the_user_of_the_body_is_a_claim(write_logs):
 
 @pytest.mark.parametrize("tenant", TenantColumn)
 def test_the_database_is_asked_for_no_more_than_the_file(tenant):
-    """No query names a column of prompts, answers, metadata, addresses or keys."""
+    """No query names a column of prompts, answers, addresses or keys; of the metadata it asks for
+    one number.
+    """
     text = page_query(tenant).as_string(None)
-    selected = text.partition(" FROM ")[0].removeprefix("SELECT ").replace('"', "").split(", ")
-    assert selected == [*COLUMNS, tenant.value]
+    asked = text.partition(" FROM ")[0].removeprefix("SELECT ").replace('"', "")
+    columns, _, cached = asked.partition(", coalesce(")
+    assert columns.split(", ") == [*COLUMNS, tenant.value]
+    numbers, _, name = cached.partition(") AS ")
+    assert numbers.split(", ") == [f"metadata #>> '{path}'" for path in CACHED_PATHS]
+    assert name == CACHED
+    assert all(path.endswith(("cached_tokens}", "input_tokens}")) for path in CACHED_PATHS)
+
+
+def test_cached_tokens_of_a_file_are_a_column_of_their_own(tmp_path):
+    """An empty cell is none; more than the prompt is refused."""
+    names = "model,cache_hit,prompt_tokens,completion_tokens,cached_tokens"
+    header = f"request_id,startTime,endTime,{names}\n"
+    row = "r{},2026-10-01 08:00:00,2026-10-01 08:00:01,qwen,,10,1,{}\n"
+    path = tmp_path / "logs.csv"
+    path.write_text(header + row.format(1, 4) + row.format(2, "") + row.format(3, 11))
+    logs = read_spend_logs(path)
+    assert [record.tokens.cached for record in logs.rows] == [4, 0]
+    assert [problem.code for problem in logs.problems] == ["bad_record"]
 
 
 @given(

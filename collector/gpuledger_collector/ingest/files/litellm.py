@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator, field_validator
 
 from gpuledger_collector.accounting.import_progress import OnRow, tell_nobody
 from gpuledger_collector.accounting.inference import (
@@ -52,6 +52,10 @@ COLUMNS = (
     "cache_hit",
 )
 """Columns that are read, beside that of the tenant."""
+CACHED = "cached_tokens"
+"""Of a file's columns, or the number of the database's metadata, that says how much of a prompt the
+server had in its cache.
+"""
 
 
 class TenantColumn(enum.StrEnum):
@@ -95,6 +99,7 @@ class SpendLog(Row):
     api_base: ShortText = ""
     prompt_tokens: TokenCount
     completion_tokens: TokenCount
+    cached_tokens: TokenCount = 0
     cache_hit: ShortText = ""
     team_id: ShortText = ""
     organization_id: ShortText = ""
@@ -102,6 +107,12 @@ class SpendLog(Row):
     end_user: ShortText = ""
 
     blank_columns = ("model", "cache_hit")
+
+    @field_validator("cached_tokens", mode="before")
+    @classmethod
+    def _know_none(cls, text: object) -> object:
+        """No details: the server did not say what it had in its cache."""
+        return text or 0
 
 
 @dataclass
@@ -135,7 +146,7 @@ def add_log(
         row.api_base,
         tenant.trust,
     )
-    tokens = Tokens(row.prompt_tokens, 0, row.completion_tokens, 1)
+    tokens = Tokens(row.prompt_tokens, row.cached_tokens, row.completion_tokens, 1)
     record = TokenRecord(asker, row.request_id, row.start_ms, row.end_ms, tokens)
     if problem := record_problem(record):
         logs.problems.append(Problem("bad_record", source, problem))
