@@ -20,7 +20,8 @@ from gpuledger_collector.config.erp_template import Template, read_template
 from gpuledger_collector.config.hooks import read_hooks
 from gpuledger_collector.config.kinds import KINDS
 from gpuledger_collector.settings import Settings
-from gpuledger_common.profiles.read import parse_profile
+from gpuledger_common.gateways.read import parse_gateway
+from gpuledger_common.profiles.read import GATEWAY, parse_profile
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -188,6 +189,9 @@ def test_every_file_that_is_shown_can_be_read(page, tmp_path):
     for language, text in blocks(page):
         if language == "toml":
             content = tomllib.loads(text)
+            if content.get("kind") == GATEWAY:
+                assert parse_gateway(text, name_of(page)).families
+                continue
             is_declared = any(isinstance(content.get(table), list) for table in TABLES)
             if is_declared or content.keys() & {"billing_zone", "fiscal_year_begins"}:
                 path = tmp_path / "shown.toml"

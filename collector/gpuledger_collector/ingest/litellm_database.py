@@ -1,8 +1,8 @@
 """Read LiteLLM's spend logs from its Postgres, page by page in the order of its own index.
 
 The session is read-only and selects the columns of `COLUMNS`, that of the tenant, and one number of
-the metadata, the cached prompt tokens: prompts, answers, other metadata, addresses and keys are
-never asked for.
+the metadata, the cached prompt tokens, where its role may: prompts, answers, other metadata,
+addresses and keys are never asked for.
 """
 
 from __future__ import annotations
@@ -70,7 +70,12 @@ def read_database(
         with psycopg.connect(
             dsn, autocommit=True, connect_timeout=CONNECT_SECONDS, options=OPTIONS
         ) as connection:
-            for number, cells in enumerate(_rows(connection, period, tenant), 1):
+            has_cached = may_read_metadata(connection)
+            if not has_cached:
+                logs.notes.append(
+                    "how much of the input was cached is not known: the role may not read metadata"
+                )
+            for number, cells in enumerate(_rows(connection, period, tenant, has_cached), 1):
                 if number > MAX_RECORDS:
                     raise NoSpendLogs(
                         f"there are more than {MAX_RECORDS:,} requests; read a shorter time"
@@ -83,10 +88,10 @@ def read_database(
 
 
 def _rows(
-    connection: psycopg.Connection, period: Period, tenant: TenantColumn
+    connection: psycopg.Connection, period: Period, tenant: TenantColumn, has_cached: bool
 ) -> Iterator[dict[str, str]]:
     """The cells of every row, in the order of begin and id."""
-    query = page_query(tenant)
+    query = page_query(tenant, has_cached)
     place = _Place(_naive(period.start_ms))
     while True:
         with connection.cursor(row_factory=dict_row) as cursor:
@@ -105,18 +110,26 @@ def _rows(
         place = _Place(rows[-1]["startTime"], rows[-1]["request_id"])
 
 
-def page_query(tenant: TenantColumn) -> sql.Composed:
-    """The query of a page."""
+def may_read_metadata(connection: psycopg.Connection) -> bool:
+    """Whether the role may read the column that has the cached tokens."""
+    row = connection.execute(
+        "SELECT has_column_privilege(%s, 'metadata', 'SELECT')", (f'"{TABLE}"',)
+    ).fetchone()
+    return row is not None and bool(row[0])
+
+
+def page_query(tenant: TenantColumn, has_cached: bool = True) -> sql.Composed:
+    """The query of a page; with the cached tokens of the metadata, where the role may read it."""
     columns = [*COLUMNS, tenant.value]
+    paths = CACHED_PATHS if has_cached else ()
+    values = [sql.SQL("metadata #>> {}").format(sql.Literal(path)) for path in paths]
     return sql.SQL(
         'SELECT {columns}, {cached} FROM {table} WHERE ("startTime", request_id) > (%(start)s, %(id)s)'
         ' AND "startTime" < %(end)s ORDER BY "startTime", request_id LIMIT %(rows)s'
     ).format(
         columns=sql.SQL(", ").join(map(sql.Identifier, columns)),
-        cached=sql.SQL("coalesce({}) AS {}").format(
-            sql.SQL(", ").join(
-                sql.SQL("metadata #>> {}").format(sql.Literal(path)) for path in CACHED_PATHS
-            ),
+        cached=sql.SQL("{} AS {}").format(
+            sql.SQL("coalesce({})").format(sql.SQL(", ").join(values)) if values else sql.NULL,
             sql.Identifier(CACHED),
         ),
         table=sql.Identifier(TABLE),

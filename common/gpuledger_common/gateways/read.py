@@ -55,7 +55,7 @@ def _profile(root: Table) -> GatewayProfile:
     for table in tables:
         for family in _families(table):
             families[family.name] = (*families.get(family.name, ()), family)
-    tenants = tuple(map(_tenant, root.tables("tenant")))
+    tenants = tuple(map(_tenant, root.tables("tenant_label")))
     values, model, backend = root.table("tenants"), root.table("model"), root.table("backend")
     page = root.table("page")
     profile = GatewayProfile(
@@ -79,7 +79,7 @@ def _profile(root: Table) -> GatewayProfile:
     )
     for tenant in tenants:
         if tenant.label in profile.not_read:
-            root.fault("tenants.not_read", f"{tenant.label!r} is the label of a [[tenant]]")
+            root.fault("tenants.not_read", f"{tenant.label!r} is the label of a [[tenant_label]]")
     for table in (match, values, model, backend, page, root):
         table.close()
     return profile

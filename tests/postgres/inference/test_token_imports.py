@@ -2,8 +2,12 @@
 bad row keeps all of its file out.
 """
 
+import re
+from pathlib import Path
+
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from fakes.postgres import fresh_database
 from gpuledger_collector.accounting.inference import Asker, TokenHour, Tokens
@@ -130,6 +134,31 @@ def test_cached_tokens_are_read_from_the_metadata_and_nothing_else_of_it(run, ds
     code, _, err = run("import", "litellm", "--database", path)
     assert code == 0, err
     assert [hour.tokens for hour in hours(dsn)] == [Tokens(300, 54, 30, 3)]
+
+
+def test_a_role_that_may_not_read_the_metadata_is_enough(run, dsn, litellm):
+    """The grant of the guide without its metadata: cached tokens are not known, and it is said."""
+    connection, path = litellm
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "gateways.md").read_text()
+    (grant,) = re.findall(r"^GRANT SELECT .*?;$", guide, re.S | re.M)
+    row = ("r1", 100, 10, "2026-10-01 08:00:00", "2026-10-01 08:01:00", "", "e8d1")
+    connection.execute(INSERT, row)
+    database = connection.info.dbname
+    connection.execute("CREATE ROLE ledger_reader LOGIN PASSWORD 'x'")
+    try:
+        allowed = grant.replace("TO ledger", "TO ledger_reader")
+        connection.execute(f'GRANT CONNECT ON DATABASE "{database}" TO ledger_reader')
+        connection.execute(allowed.replace(", metadata", ""))
+        path.write_text(make_conninfo(path.read_text(), user="ledger_reader", password="x"))
+        code, out, err = run("import", "litellm", "--database", path)
+        assert (code, out) == (0, "requests: 1 added, 0 unchanged\n"), err
+        assert "how much of the input was cached is not known" in err
+        connection.execute(allowed)
+        assert "not known" not in run("import", "litellm", "--database", path)[2]
+    finally:
+        connection.execute('REVOKE ALL ON "LiteLLM_SpendLogs" FROM ledger_reader')
+        connection.execute(f'REVOKE ALL ON DATABASE "{database}" FROM ledger_reader')
+        connection.execute("DROP ROLE ledger_reader")
 
 
 def test_a_bad_row_of_a_database_keeps_all_out(run, dsn, litellm):

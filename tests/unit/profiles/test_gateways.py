@@ -33,7 +33,7 @@ status = "synthetic"
 [match]
 families = ["small_*_tokens_total"]
 
-[[tenant]]
+[[tenant_label]]
 label = "team"
 trust = "authenticated"
 reason = "of the key"
@@ -46,8 +46,8 @@ FAULTS = {
     "kind: 'exporter' is not one of gateway": ('kind = "gateway"', 'kind = "exporter"'),
     "id: 'Small!' is not lower-case letters": ('"small"', '"Small!"'),
     "match.families: is required": ('families = ["small_*_tokens_total"]', ""),
-    "tenant 1: trust: 'yes' is not one of authenticated, claim": ('"authenticated"', '"yes"'),
-    "tenant 1: reason: is required": ('reason = "of the key"', ""),
+    "tenant_label 1: trust: 'yes' is not one of authenticated, claim": ('"authenticated"', '"yes"'),
+    "tenant_label 1: reason: is required": ('reason = "of the key"', ""),
     "tokens 1: kind: 'prompt' is not one of input, cached, output": (
         'kind = "input"',
         'kind = "prompt"',
@@ -56,7 +56,7 @@ FAULTS = {
         'families = ["small_input_tokens_total", "old_input_tokens_total"]',
         'familys = ["x"]',
     ),
-    "tenants.not_read: 'team' is the label of a [[tenant]]": (
+    "tenants.not_read: 'team' is the label of a [[tenant_label]]": (
         "[[tokens]]",
         '[tenants]\nnot_read = ["team"]\n\n[[tokens]]',
     ),
