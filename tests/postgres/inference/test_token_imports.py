@@ -2,6 +2,7 @@
 bad row keeps all of its file out.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from gpuledger_collector.accounting.inference import Asker, TokenHour, Tokens
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.ledger.token_counters import ReadPage, store_pages
 from gpuledger_collector.storage.ledger.token_usage import read_token_hours
+from gpuledger_common import bounded_file
 
 HEADER = "start,end,model,tenant,input_tokens,cached_tokens,output_tokens"
 GOOD = "2026-10-01T08:00:00Z,2026-10-01T09:00:00Z,qwen,vision,1200,200,300"
@@ -171,6 +173,14 @@ def test_a_bad_row_of_a_database_keeps_all_out(run, dsn, litellm):
     assert "endTime: lies before startTime" in err
     assert run("import", "litellm", "--database", path, "--skip-bad")[0] == 0
     assert sum(hour.tokens.requests for hour in hours(dsn)) == 1
+
+
+def test_a_pipe_with_a_dsn_that_nobody_writes_is_not_waited_for(run, dsn, tmp_path, monkeypatch):
+    """Threat: a secret that never comes holds the command."""
+    monkeypatch.setattr(bounded_file, "PIPE_SECONDS", 0.2)
+    os.mkfifo(tmp_path / "dsn")
+    assert run("import", "litellm", "--database", tmp_path / "dsn")[0] in {2, 3}
+    assert hours(dsn) == []
 
 
 def test_a_database_that_is_away_or_is_none_of_litellm_is_another_code(run, dsn, tmp_path):
