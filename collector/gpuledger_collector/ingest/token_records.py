@@ -25,6 +25,7 @@ from gpuledger_collector.ingest.batches import bounds
 from gpuledger_collector.ingest.batches.decode import Refused
 from gpuledger_collector.storage.billing.inference import find_unknown_models
 from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger.token_counters import gateways_read
 from gpuledger_collector.storage.ledger.token_usage import StoredTokens, store_token_usage
 
 MAX_RECORDS = 20_000
@@ -133,9 +134,16 @@ def _is_storable(text: str) -> bool:
 def store_records(database: Database, records: Sequence[TokenRecord]) -> StoredTokens:
     """Store records in one transaction; what is known changes nothing.
 
-    Raises Refused where servers are declared, and none of them answers a record's model.
+    Raises Refused where servers are declared, and none of them answers a record's model, and where
+    the gateway's metrics page was read in their time.
     """
     with database.transaction() as connection:
+        if paged := gateways_read(connection, records):
+            raise Refused(
+                400,
+                f"gateway: a metrics page of {paged[0]} was read in the time of these records too,"
+                " so tokens would count twice",
+            )
         if unknown := find_unknown_models(connection, records):
             place, model = records.index(unknown[0]), unknown[0].asker.model
             raise Refused(400, f"records[{place}].model: {unknown_model(model)}")

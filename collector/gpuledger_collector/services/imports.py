@@ -33,7 +33,7 @@ from gpuledger_collector.storage.billing import (
 )
 from gpuledger_collector.storage.capacity import queues
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.ledger import imports, inventory, token_usage
+from gpuledger_collector.storage.ledger import imports, inventory, token_counters, token_usage
 from gpuledger_collector.storage.ledger.token_usage import StoredTokens
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import partitions
@@ -166,16 +166,14 @@ def import_token_usage(
 
     `check` is given the records whose model no declared server answers, which are left out unless
     it raises; without it they are written too. Raises CountedTwice where metrics pages of the
-    gateway are read, unless `also` says that these are other tokens.
+    gateway were read in their time, unless `also` says that these are other tokens.
     """
     with into.transaction() as connection:
-        if not also:
-            gateways = {record.asker.gateway for record in records}
-            if paged := token_usage.gateways_with_pages(connection, gateways):
-                raise CountedTwice(
-                    f"metrics pages of {' and '.join(paged)} are read too, so tokens would count"
-                    " twice; --also imports those of times that no page covers"
-                )
+        if not also and (paged := token_counters.gateways_read(connection, records)):
+            raise CountedTwice(
+                f"metrics pages of {' and '.join(paged)} were read in the time of these records"
+                " too, so tokens would count twice; --also imports them all the same"
+            )
         if check is not None:
             unknown = inference.find_unknown_models(connection, records)
             check(unknown)

@@ -198,12 +198,15 @@ def test_a_database_that_is_away_or_is_none_of_litellm_is_another_code(run, dsn,
 def test_logs_beside_a_metrics_page_are_refused(run, dsn, tokens):
     """Both would count the same tokens; --also says that they are others."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        store_pages(connection, [ReadPage("kong", "http://gw/metrics", EIGHT)])
+        store_pages(connection, [ReadPage("kong", "http://gw/metrics", EIGHT + 60_000)])
     code, _, err = run("import", "inference", tokens(GOOD), "--gateway", "kong")
     assert (code, hours(dsn)) == (2, [])
-    assert "metrics pages of kong are read too, so tokens would count twice" in err
+    assert "metrics pages of kong were read in the time of these records too" in err
     assert run("import", "inference", tokens(GOOD), "--gateway", "kong", "--also")[0] == 0
     assert len(hours(dsn)) == 1
+    before = tokens(GOOD.replace("T08:", "T06:").replace("T09:", "T07:"))
+    assert run("import", "inference", before, "--gateway", "kong")[0] == 0
+    assert len(hours(dsn)) == 2
 
 
 SERVER = """[[inference]]

@@ -12,6 +12,7 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.tokens import Token
 from gpuledger_collector.ingest import token_records
 from gpuledger_collector.storage.access import tokens
+from gpuledger_collector.storage.ledger.token_counters import ReadPage, store_pages
 from gpuledger_collector.storage.ledger.token_usage import read_token_hours
 
 NOW = round(time.time())
@@ -147,3 +148,13 @@ def test_a_model_that_no_declared_server_answers_is_refused(collector, dsn, run,
     assert status == 400
     assert answer["detail"].startswith("records[1].model: no [[inference]] table names 'gpt-5'")
     assert post(collector, record(2))[0] == 200
+
+
+def test_records_beside_a_metrics_page_are_refused(collector, dsn):
+    """Both would count the same tokens; of a time without readings they are taken."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        store_pages(connection, [ReadPage("kong", "http://gw/metrics", (NOW - 30) * 1000)])
+    status, answer = post(collector, record())
+    assert status == 400
+    assert "a metrics page of kong was read in the time of these records" in answer["detail"]
+    assert post(collector, record(start=NOW - 300, end=NOW - 200))[0] == 200

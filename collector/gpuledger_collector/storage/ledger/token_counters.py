@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuledger_collector.accounting.inference import Asker, Tokens, spread_units
-from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.accounting.inference import Asker, TokenRecord, Tokens, spread_units
+from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.token_counters import (
     KEEP_DAYS,
     PageReading,
@@ -29,6 +29,7 @@ from gpuledger_collector.storage.ledger.token_usage import (
     set_boundary,
 )
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.rows import select_value
 
 BOUNDARY = "token_reading"
 """The row of `retention_boundary` up to which readings were deleted."""
@@ -73,6 +74,31 @@ def store_pages(connection: Connection, pages: Iterable[ReadPage]) -> int:
                 count += _store_page(connection, gateway, address, recent, changes)
         change_hours(connection, changes)
     return count
+
+
+def gateways_read(connection: Connection, records: Iterable[TokenRecord]) -> list[str]:
+    """Those gateways of records whose pages were read in the time of these, or perhaps were:
+    readings expire.
+    """
+    times: dict[str, Period] = {}
+    for record in records:
+        known = times.get(record.asker.gateway)
+        times[record.asker.gateway] = Period(
+            record.start_ms if known is None else min(known.start_ms, record.start_ms),
+            record.end_ms if known is None else max(known.end_ms, record.end_ms),
+        )
+    before_ms = read_boundary(connection, BOUNDARY)
+    return [
+        gateway
+        for gateway, time in sorted(times.items())
+        if select_value(
+            connection,
+            "SELECT EXISTS (SELECT FROM token_page p WHERE gateway = %s AND (%s OR EXISTS (SELECT"
+            " FROM token_page_reading r WHERE r.page_id = p.id AND r.at_ms >= %s AND r.at_ms <="
+            " %s)))",
+            (gateway, time.start_ms < before_ms, time.start_ms, time.end_ms),
+        )
+    ]
 
 
 def newest_parts(

@@ -217,15 +217,6 @@ def read_token_days(connection: Connection, days: Sequence[Period]) -> list[Toke
     return sorted(found, key=lambda each: (each.day_ms, each.asker))
 
 
-def gateways_with_pages(connection: Connection, gateways: Iterable[str]) -> list[str]:
-    """Those of these gateways whose metrics pages are read, in order."""
-    rows = connection.execute(
-        "SELECT DISTINCT gateway FROM token_page WHERE gateway = ANY(%s) ORDER BY gateway",
-        (sorted(gateways),),
-    )
-    return [gateway for (gateway,) in rows]
-
-
 def newest_request_ms(connection: Connection, gateway: str) -> int | None:
     """When the newest known request of a gateway began; None where none is known."""
     newest: int | None = select_value(
