@@ -130,7 +130,8 @@ def _store_page(
             key = series[each], page.at_ms
             new_values[key] = max(value, new_values.get(key, 0))
     first_ms, last_ms = min(new_pages), max(new_pages)
-    old_pages, old_values = _read_around(connection, page_id, first_ms, last_ms)
+    own = sorted(series.values()) if _is_next(connection, page_id, new_pages) else None
+    old_pages, old_values = _read_around(connection, page_id, first_ms, last_ms, own)
     pages = dict(old_pages)
     for at_ms, started_ms in new_pages.items():
         pages[at_ms] = _later(old_pages.get(at_ms), started_ms)
@@ -142,6 +143,24 @@ def _store_page(
     _add_increases(changes, askers, old_pages, old_values, first_ms, -1)
     _write(connection, page_id, new_pages, new_values)
     return sum(key not in old_values for key in new_values)
+
+
+def _is_next(connection: Connection, page_id: int, new_pages: Mapping[int, int | None]) -> bool:
+    """Whether readings change what their own series count and nothing else: none is older than what
+    is stored of the page, unless it is a further part of a reading that says nothing new of its
+    process.
+    """
+    known: dict[int, int | None] = dict(
+        connection.execute(
+            "SELECT at_ms, started_ms FROM token_page_reading WHERE page_id = %s AND at_ms >= %s",
+            (page_id, min(new_pages)),
+        ).fetchall()
+    )
+    newest_ms = max(known, default=0)
+    return all(
+        _later(known[at_ms], started_ms) == known[at_ms] if at_ms in known else at_ms > newest_ms
+        for at_ms, started_ms in new_pages.items()
+    )
 
 
 def _later(known_ms: int | None, started_ms: int | None) -> int | None:
@@ -185,10 +204,10 @@ def _series_ids(
 
 
 def _read_around(
-    connection: Connection, page_id: int, first_ms: int, last_ms: int
+    connection: Connection, page_id: int, first_ms: int, last_ms: int, own: Sequence[int] | None
 ) -> tuple[dict[int, int | None], dict[tuple[int, int], int]]:
     """What is stored of a page from the reading before these instants to the one after them, by
-    page and by series.
+    page and by series; of all series, or of these.
     """
     rows = connection.execute(
         "SELECT at_ms, started_ms FROM token_page_reading WHERE page_id = %(page)s AND at_ms >="
@@ -200,14 +219,18 @@ def _read_around(
     pages: dict[int, int | None] = dict(rows.fetchall())
     # Of each series the reading before, and the next one after, however far away it is: it counts
     # by the difference to the reading before it.
+    source = (
+        "(SELECT id FROM token_series WHERE page_id = %(page)s) s"
+        if own is None
+        else "unnest(%(own)s::bigint[]) AS s (id)"
+    )
     values = connection.execute(
-        "SELECT s.id, r.at_ms, r.value FROM token_series s CROSS JOIN LATERAL ("
+        f"SELECT s.id, r.at_ms, r.value FROM {source} CROSS JOIN LATERAL ("
         "(SELECT at_ms, value FROM token_reading WHERE series_id = s.id AND at_ms < %(first)s ORDER"
         " BY at_ms DESC LIMIT 1) UNION ALL (SELECT at_ms, value FROM token_reading WHERE series_id"
         " = s.id AND at_ms >= %(first)s AND at_ms <= %(last)s) UNION ALL (SELECT at_ms, value FROM"
-        " token_reading WHERE series_id = s.id AND at_ms > %(last)s ORDER BY at_ms LIMIT 1)) r"
-        " WHERE s.page_id = %(page)s",
-        {"page": page_id, "first": first_ms, "last": last_ms},
+        " token_reading WHERE series_id = s.id AND at_ms > %(last)s ORDER BY at_ms LIMIT 1)) r",
+        {"page": page_id, "first": first_ms, "last": last_ms, "own": own},
     )
     readings = {(series_id, at_ms): value for series_id, at_ms, value in values}
     missing = sorted({at_ms for _, at_ms in readings} - pages.keys())
