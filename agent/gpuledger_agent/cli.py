@@ -137,6 +137,14 @@ def add_simulate_options(simulate: argparse.ArgumentParser) -> None:
             " end at every fourth midnight (UTC), so demand falls then"
         ),
     )
+    simulate.add_argument(
+        "--asked",
+        action="store_true",
+        help=(
+            "print the tokens that teams had from the fleet's shared model in whole hours of that"
+            " time, as CSV for `gpuledger import inference`, and exit"
+        ),
+    )
     text = (
         "replay saved pages of exporters instead: folders NODE/*.prom, each page for an hour, in a"
         " loop"
@@ -295,13 +303,15 @@ def goodbye_command(given: argparse.Namespace) -> int:
 def simulate_command(given: argparse.Namespace) -> int:
     """`simulate`."""
     require_fleet()
-    from gpuledger_agent.simulate import incidents, node_names, replay_pages, simulate
+    from gpuledger_agent.simulate import asked, incidents, node_names, replay_pages, simulate
 
     settings = settings_of(given)
     if given.list_nodes:
         print("\n".join(node_names(settings.seed)))
     elif given.story:
         print(escape_lines(incidents(settings, given.start, given.end)))
+    elif given.asked:
+        print(asked(given.start, given.end))
     elif given.pages:
         address = given.collector or settings.collector_url
         replay_pages(settings, given.start, given.end, given.step, address, given.pages)

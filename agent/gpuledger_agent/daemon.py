@@ -445,10 +445,10 @@ def start_counter_reader(settings: Settings, sampler: Sampler, clock: Clock) -> 
     """
     from gpuledger_agent.serving import CounterReader, endpoints
 
-    sampler.counter_reader = CounterReader(
+    reader = sampler.counter_reader = CounterReader(
         endpoints(settings.serving_endpoints),
         settings.progress_dir,
         lambda: sampler.latest.holders,
         lambda: clock.at_ms(time.monotonic_ns()),
     )
-    sampler.counter_reader.start(lambda: settings.slow_interval_s)
+    reader.start(lambda: settings.slow_interval_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from gpuledger_agent import __version__, downsampling
 from gpuledger_agent.downsampling import Rows
@@ -32,7 +32,6 @@ from gpuledger_common.readings import (
 
 if TYPE_CHECKING:
     from gpuledger_agent.gateways import GatewayReader
-    from gpuledger_agent.serving import CounterReader
     from gpuledger_common.serving_counters import CounterReading
 
 MAX_ROWS = 4_000
@@ -50,6 +49,18 @@ EXPORTERS = frozenset({"exporter", "dcgm"})
 """Sources whose counters another program keeps."""
 
 Status = Literal["ok", "no_driver", "no_gpu", "degraded"]
+
+
+class CounterSource(Protocol):
+    """Who reads counters of what workloads produce; the reader of endpoints, or a simulation."""
+
+    def take(self) -> list[CounterReading]:
+        """The readings since the last call."""
+        ...
+
+    def put_back(self, rows: Sequence[CounterReading], /) -> None:
+        """Keep readings that could not be spooled for the next batch."""
+        ...
 
 
 @dataclass(slots=True)
@@ -97,7 +108,7 @@ class Sampler:
     """Readings that did not fit into memory while the spool could not be written, or into any
     column.
     """
-    counter_reader: CounterReader | None = None
+    counter_reader: CounterSource | None = None
     """Reads what workloads produced; None where it is not configured."""
     gateway_reader: GatewayReader | None = None
     """Reads tokens of gateways; None where it is not configured."""

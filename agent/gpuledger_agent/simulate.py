@@ -18,6 +18,7 @@ from gpuledger_agent.push import Http, Pusher
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.settings import Settings, duration_ms
 from gpuledger_agent.sources.exporter import ExporterSource
+from gpuledger_agent.sources.shared_model import READ_EVERY_MS, ReplicaCounters, asked_lines
 from gpuledger_agent.sources.simulated import Fleet, SimulatedSource
 from gpuledger_agent.spool import Spool
 from gpuledger_common.instants import to_datetime, to_ms
@@ -77,6 +78,11 @@ def incidents(settings: Settings, start: str | None, end: str | None) -> str:
         f"{minute_text(begin)} to {minute_text(until)}  {text}" for begin, until, text in entries
     ]
     return "\n".join(lines or ["nothing out of the ordinary"])
+
+
+def asked(start: str | None, end: str | None) -> str:
+    """What the gateway before the fleet's shared model counted between two instants, as CSV."""
+    return "\n".join(asked_lines(instant_ms(start, "--from"), instant_ms(end, "--to")))
 
 
 def minute_text(at_ms: int) -> str:
@@ -195,7 +201,8 @@ def simulate_node(
         simulated = SimulatedSource(fleet, name, now_ms)
         return simulated, [simulated]
 
-    return run_node(settings, name, source, period, http, folder)
+    counters = ReplicaCounters(fleet, fleet.node(name))
+    return run_node(settings, name, source, period, http, folder, counters)
 
 
 def run_node(
@@ -205,9 +212,12 @@ def run_node(
     period: tuple[int, int, int],
     http: Http,
     folder: Path,
+    counters: ReplicaCounters | None = None,
 ) -> int:
     """Run one node for a period (start, end, step in ms); returns the number of acknowledged
     batches.
+
+    `counters`: those of the model servers on it.
     """
     at_ms, end_ms, every_ms = period
     source, owners = make_source(lambda: at_ms)
@@ -215,6 +225,7 @@ def run_node(
     sampler = Sampler(
         name, settings.pool, source, owners, Meter(3 * every_ms, settings.busy_threshold)
     )
+    sampler.counter_reader = counters
     sampler.attach(source.open())
     pusher = Pusher(spool, http.post, lambda: at_ms)
     next_flush = at_ms + FLUSH_TICKS * every_ms
@@ -224,6 +235,8 @@ def run_node(
         sampler.tick(
             lambda monotonic_ns: monotonic_ns // 1_000_000, ("fast", "slow") if due else ("fast",)
         )
+        if counters is not None and at_ms % READ_EVERY_MS < every_ms:
+            counters.read(at_ms)
         if at_ms >= next_flush:
             next_flush += FLUSH_TICKS * every_ms
             sampler.flush(spool, at_ms)
