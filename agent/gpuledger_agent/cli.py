@@ -139,10 +139,11 @@ def add_simulate_options(simulate: argparse.ArgumentParser) -> None:
     )
     simulate.add_argument(
         "--asked",
-        action="store_true",
+        metavar="FILE",
+        default="",
         help=(
-            "print the tokens that teams had from the fleet's shared model in whole hours of that"
-            " time, as CSV for `gpuledger import inference`, and exit"
+            "write the tokens that teams had from the fleet's shared model in whole hours of that"
+            " time to a CSV file for `gpuledger import inference`, and exit"
         ),
     )
     text = (
@@ -303,7 +304,7 @@ def goodbye_command(given: argparse.Namespace) -> int:
 def simulate_command(given: argparse.Namespace) -> int:
     """`simulate`."""
     require_fleet()
-    from gpuledger_agent.simulate import asked, incidents, node_names, replay_pages, simulate
+    from gpuledger_agent.simulate import incidents, node_names, replay_pages, simulate, write_asked
 
     settings = settings_of(given)
     if given.list_nodes:
@@ -311,7 +312,7 @@ def simulate_command(given: argparse.Namespace) -> int:
     elif given.story:
         print(escape_lines(incidents(settings, given.start, given.end)))
     elif given.asked:
-        print(asked(given.start, given.end))
+        print(write_asked(given.asked, given.start, given.end))
     elif given.pages:
         address = given.collector or settings.collector_url
         replay_pages(settings, given.start, given.end, given.step, address, given.pages)

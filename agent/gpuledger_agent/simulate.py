@@ -80,9 +80,13 @@ def incidents(settings: Settings, start: str | None, end: str | None) -> str:
     return "\n".join(lines or ["nothing out of the ordinary"])
 
 
-def asked(start: str | None, end: str | None) -> str:
-    """What the gateway before the fleet's shared model counted between two instants, as CSV."""
-    return "\n".join(asked_lines(instant_ms(start, "--from"), instant_ms(end, "--to")))
+def write_asked(file: str, start: str | None, end: str | None) -> str:
+    """Write what the gateway before the fleet's shared model counted between two instants as CSV;
+    returns a sentence. Raises OSError.
+    """
+    lines = list(asked_lines(instant_ms(start, "--from"), instant_ms(end, "--to")))
+    Path(file).write_text("\n".join([*lines, ""]), encoding="utf-8")
+    return f"{file}: {plural(len(lines) - 1, 'row')} of tokens by hour and team"
 
 
 def minute_text(at_ms: int) -> str:
