@@ -186,7 +186,7 @@ class Chat:
             return answer.status, json.loads(answer.read())
 
     def stream(self, text: str, stop_after: int | None = None, **options: bool) -> str:
-        """Ask for a stream and read it to its end, or hang up after so many events; its id.
+        """Ask for a stream and read it to its end, or hang up after so many tokens; its id.
 
         `options` are `stream_options` beside `include_usage`.
         """
@@ -196,8 +196,9 @@ class Chat:
             assert answer.status == 200, answer.read()
             for line in answer:
                 if line.startswith(b"data: {"):
-                    first = first or str(json.loads(line[6:])["id"])
-                    seen += 1
+                    event = json.loads(line[6:])
+                    first = first or str(event["id"])
+                    seen += any(choice["delta"].get("content") for choice in event["choices"])
                 if seen == stop_after:
                     break
         return first

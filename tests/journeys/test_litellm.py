@@ -6,6 +6,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
+from fakes.gateways import read, sums
 from fakes.litellm_proxy import Chat, LiteLLM, create_spend_logs, litellm_environment
 from fakes.model_server import serve
 from fakes.postgres import fresh_database, postgres
@@ -77,7 +78,7 @@ def test_what_litellm_says_of_tokens(stand) -> None:
     plain = vision.ask("prompt=120 cached=64 output=30")
     streamed = speech.stream("prompt=400 cached=100 output=25")
     retried = lone.ask("prompt=50 output=5 fail=once say=z")
-    exact = speech.stream("prompt=70 output=40 hold=10 say=a", stop_after=5, **CONTINUOUS)
+    exact = speech.stream("prompt=70 output=40 hold=10 say=a", stop_after=10, **CONTINUOUS)
     assert vision.attempt("prompt=0 cached=1")[0] == 400
     assert Chat(gateway.port, "sk-nobody").attempt("prompt=1")[0] == 401
     until(lambda: spent(gateway).keys() >= {plain, streamed, retried, exact})
@@ -110,7 +111,12 @@ def test_what_litellm_says_of_tokens(stand) -> None:
         ("input_cached", "vision"): 64,
         ("input_cached", "speech"): 100,
     }
-    guessed = vision.stream("prompt=1000 output=40 hold=10 say=b", stop_after=5)
+    assert sums(read(gateway.metrics(), "litellm")) == {
+        ("vision", server.model, ""): {"input": 120, "output": 30, "cached": 64, "requests": 1},
+        ("speech", server.model, ""): {"input": 470, "output": 35, "cached": 100, "requests": 2},
+        ("", server.model, ""): {"input": 50, "output": 5, "requests": 1},
+    }
+    guessed = vision.stream("prompt=1000 output=40 hold=10 say=b", stop_after=10)
     until(lambda: guessed in spent(gateway))
     row = spent(gateway)[guessed]
     assert row["metadata"]["error_information"]["error_code"] == "499"

@@ -46,7 +46,7 @@ def test_answers_and_streams_are_counted_and_logged(server) -> None:
 def test_an_aborted_stream_counts_its_prompt_and_no_request(server) -> None:
     """As vLLM does (issue 55634): its prompt and the tokens until then, but no inference."""
     chat = Chat(server.port)
-    dropped = chat.stream("prompt=70 output=40 hold=10 say=a", stop_after=5)
+    dropped = chat.stream("prompt=70 output=40 hold=10 say=a", stop_after=10)
     until(lambda: dropped in logged(server))
     assert logged(server)[dropped]["outcome"] == "abort"
     assert logged(server)[dropped]["output"] == 10
