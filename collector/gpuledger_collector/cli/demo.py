@@ -93,6 +93,28 @@ team = "*"
 recipients = ["platform@example.com"]
 leads = ["head-of-research@example.com"]
 """
+INFERENCE = """[[inference]]
+name = "chat-api"
+models = ["chat-large"]
+served_by = { project = "chat-api" }
+weights = "1 : 0.1 : 4"
+
+[[tenant]]
+tenant = "nlp"
+owner = { team = "nlp" }
+
+[[tenant]]
+tenant = "data"
+owner = { team = "data" }
+
+[[tenant]]
+tenant = "speech"
+owner = { team = "speech" }
+"""
+"""The shared model server, who pays for whose tokens, and what they weigh: a computed input token, a
+cached one, and one of output.
+"""
+ASKED = "who-asked.csv"
 VISION_A_DAY, FOUNDATION_A_DAY, DAYS_TO_COME = 400, 2500, 6
 """Vision's budget is too small for what it does, which the forecast sees before it is spent;
 foundation's is not.
@@ -114,6 +136,7 @@ MODULES = (
             "forecast",
             "idle",
             "imports",
+            "inference",
             "notifications",
             "outbox",
             "reconcile",
@@ -364,11 +387,22 @@ def declare(stage: Stage, month: Month) -> None:
     )
 
 
+def share_model(stage: Stage, month: Month) -> None:
+    """Who asked the shared model, as its gateway counted; the bill stays what it is."""
+    (stage.folder / "inference.toml").write_text(INFERENCE)
+    span = ("--from", instant(month.start), "--to", instant(month.until))
+    stage.run("gpuledger-agent", "simulate", "--asked", ASKED, *span)
+    stage.run("gpuledger", "apply", "inference.toml")
+    stage.run("gpuledger", "import", "inference", ASKED)
+    stage.run("gpuledger", "inference", "list", *month.span, "--by", "tenant")
+
+
 def report(stage: Stage, month: Month) -> Highlights:
     """Ask the ledger what a newcomer would ask, close the last month, and leave the files."""
     stage.say("rating the month ...")
     stage.run("gpuledger", "chargeback", *month.span, "--by", "team")
     declare(stage, month)
+    share_model(stage, month)
     catch_up(stage, month)
     stage.say(
         "the bill as files, forecasts; budgets, idle GPUs, unusual spending, recommendations ..."
