@@ -11,7 +11,7 @@ from urllib.parse import urldefrag
 from fakes.pages import Page
 
 NOT_PAGES = ("/metrics", "/readyz", "/openapi.json")
-CHARTS = ("/spend",)
+CHARTS = ("/spend", "/models")
 """Pages whose charts lead to each of their parts, which lead to theirs."""
 MOST_PARTS = 2
 """Parts of such a page that are followed, of those with the same parameters."""

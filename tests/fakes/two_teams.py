@@ -12,6 +12,7 @@ from dataclasses import replace
 import psycopg
 
 from fakes.collector import Running, running
+from gpuledger_collector.accounting.inference import Asker, TokenRecord, Tokens
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.tokens import Token
 from gpuledger_collector.api.auth.keys import NEW_SECONDS
@@ -22,6 +23,7 @@ from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.access import tokens
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.ledger.token_usage import store_token_usage
 
 OWN, FOREIGN = "vision", "zebra"
 ROLES = ("agent", "viewer", "finance", "admin")
@@ -89,9 +91,38 @@ def declared() -> str:
         '[[price]]\npool = ""\ngpu_model = "NVIDIA L4"\npurchase = "on_demand"\nrate_per_gpu_hour ='
         ' 2.0\ncurrency = "USD"\neffective_from = 2025-01-01\n'
     )
-    return price + "".join(
-        budget.format(team=team) + 'recipients = ["lead@example.com"]\n' for team in (OWN, FOREIGN)
+    server = (
+        f'[[inference]]\nname = "shared-chat"\nmodels = ["chat*"]\nserved_by = {{ project ='
+        f' "{OWN}-project" }}\nweights = "1 : 0.1 : 4"\n'
     )
+    tenant = '[[tenant]]\ntenant = "{team}-key"\nowner = {{ team = "{team}" }}\n'
+    both = server + "".join(tenant.format(team=team) for team in (OWN, FOREIGN))
+    return (
+        both
+        + price
+        + "".join(
+            budget.format(team=team) + 'recipients = ["lead@example.com"]\n'
+            for team in (OWN, FOREIGN)
+        )
+    )
+
+
+def tokens_of(team: str) -> list[TokenRecord]:
+    """What the team's key asked the shared model for in each of two days of hours, and a model that
+    no server answers.
+    """
+    end = NOW_MS // HOUR_MS * HOUR_MS
+    return [
+        TokenRecord(
+            Asker("litellm", f"{team}-key", model),
+            f"{team}-{model}-{at}",
+            at,
+            at + HOUR_MS,
+            Tokens(9000, 4000, 1000, 7),
+        )
+        for at in range(end - 2 * DAY_MS, end, HOUR_MS)
+        for model in ("chat-large", "lost")
+    ]
 
 
 def finding_of(team: str, kind: str) -> Finding:
@@ -185,6 +216,9 @@ def two_teams(dsn: str, folder) -> Iterator[tuple[Running, dict[str, str]]]:
             findings.upsert(
                 connection,
                 [finding_of(team, kind) for team in (OWN, FOREIGN) for kind in ("idle", "anomaly")],
+            )
+            store_token_usage(
+                connection, [record for team in (OWN, FOREIGN) for record in tokens_of(team)]
             )
         refresh(Database(dsn), ALWAYS, NOW_MS)
         yield (

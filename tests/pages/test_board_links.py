@@ -46,7 +46,7 @@ def test_both_ways_name_boards_that_there_are():
     """And a board's page leads back to a board."""
     assert set(BOARDS.values()) | set(PAGES) <= UIDS
     pages = {page.partition("/$")[0] for page in PAGES.values()}
-    assert pages - set(BOARDS) <= {"/spend"}
+    assert pages - set(BOARDS) <= {"/spend", "/models"}
 
 
 def test_an_address_that_is_none_is_refused(tmp_path):

@@ -27,6 +27,7 @@ PAGES = {
     "statement": f"/statements/team/{OWN}/{MONTH}",
     "jobs": "/jobs",
     "job": f"/jobs/{OWN}-1",
+    "models": "/models",
     "idle": "/idle",
     "anomalies": "/anomalies",
     "demand": "/demand",
@@ -44,7 +45,18 @@ PAGES = {
     "nothing": "/jobs/nothing",
     "refused": "/jobs?period=never",
 }
-EMPTY = ("overview", "month", "jobs", "idle", "anomalies", "demand", "trust", "spend", "fleet")
+EMPTY = (
+    "overview",
+    "month",
+    "jobs",
+    "models",
+    "idle",
+    "anomalies",
+    "demand",
+    "trust",
+    "spend",
+    "fleet",
+)
 
 
 @pytest.fixture(scope="module")

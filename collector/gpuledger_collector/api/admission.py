@@ -205,6 +205,7 @@ PAGES = tuple(
         "/anomalies": "current findings",
         "/jobs": f"the period asked for, by default a month, {LINES}",
         "/jobs/{job:name}": "a job",
+        "/models": "the period asked for, by default a month, a line a tenant, model and day",
         "/demand": f"weeks of all pools, once an hour; {MOST_POOLS} are forecast",
         "/trust": f"the period asked for, by default a month, {LINES}",
         "/fleet": "an hour of every accelerator",

@@ -20,6 +20,7 @@ from gpuledger_collector.accounting.period import UTC_DAYS, Calendar
 DOTS = {".", ".."}
 """Names that no path can hold, for a browser takes them for steps through a folder."""
 JOBS, IDLE, ANOMALIES, DEMAND, TRUST = "/jobs", "/idle", "/anomalies", "/demand", "/trust"
+MODELS = "/models"
 FLEET, SPEND, DOCS = "/fleet", "/spend", "/docs"
 LIVE = "/live"
 """Where pages that stay open hear what changes."""
@@ -212,6 +213,7 @@ class Site:
             ("Spend", SPEND, True),
             ("Statements", self.bill_path, True),
             ("Jobs", JOBS, True),
+            ("Models", MODELS, True),
             ("Idle GPUs", IDLE, True),
             ("Anomalies", ANOMALIES, True),
             ("Demand", DEMAND, self.sees_fleet),

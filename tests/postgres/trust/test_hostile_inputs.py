@@ -22,6 +22,7 @@ from gpuledger_collector.api import (
     fleet_pages,
     handbook,
     list_pages,
+    model_page,
     pages,
     pool_page,
     spend_page,
@@ -66,7 +67,8 @@ def test_markup_in_names_is_text_on_every_page(marked):
     context, outlook = ReadContext(None, None, None), HourlyCache(Outlook)
     routers = [module.router(context, outlook) for module in (pages, fleet_pages)]
     routers += [
-        module.router(context) for module in (list_pages, pool_page, spend_page, fleet_map_page)
+        module.router(context)
+        for module in (list_pages, model_page, pool_page, spend_page, fleet_map_page)
     ]
     paths = [
         route.path for router in (*routers, handbook.router(dict, None)) for route in router.routes
@@ -77,6 +79,7 @@ def test_markup_in_names_is_text_on_every_page(marked):
         "/idle",
         "/anomalies",
         "/jobs",
+        "/models",
         "/demand",
         "/spend",
         "/fleet",

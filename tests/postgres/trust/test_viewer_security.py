@@ -90,6 +90,7 @@ def addresses(fleet):
         f"/statements/team/{MONTH}",
     ]
     shown += [
+        "/models",
         "/idle",
         "/anomalies",
         "/jobs",
@@ -109,7 +110,7 @@ def addresses(fleet):
         *shown,
         *(
             f"{path}?period={MONTH}&format=csv"
-            for path in ("/idle", "/anomalies", "/jobs", "/spend")
+            for path in ("/idle", "/anomalies", "/jobs", "/models", "/spend")
         ),
     ]
 
@@ -175,6 +176,7 @@ def test_with_every_filter_gone_a_viewer_sees_nothing_foreign(fleet, addresses, 
         "/idle",
         "/anomalies",
         "/jobs",
+        "/models",
         "/spend",
     }
 

@@ -1,0 +1,69 @@
+"""What each shared model server cost in a period, what a million of its tokens cost, and who asked:
+from one reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuledger_collector.accounting.inference_lines import (
+    DEFAULT_KEYS,
+    GroupedLine,
+    group_lines,
+    summarize_servers,
+)
+from gpuledger_collector.accounting.model_servers import ModelServer, list_model_servers, matches
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.services.billing_calendar import calendar_of
+from gpuledger_collector.services.inference_costs import read_days
+from gpuledger_collector.storage.locks import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class ModelServers:
+    """Shared servers of a period, and in sentences what moves nothing.
+
+    `lines`: what tenants pay, as `gpuledger inference list` has them. `listed`: how many servers
+    there are before a search; a viewer sees no server of which it pays nothing.
+    """
+
+    servers: Sequence[ModelServer]
+    lines: Sequence[GroupedLine]
+    notes: Sequence[str]
+    listed: int
+
+
+def read_model_servers(
+    connection: Connection,
+    period: Period,
+    viewer: Mapping[str, str] | None = None,
+    owner: Mapping[str, str] | None = None,
+    words: str = "",
+) -> ModelServers:
+    """Read the shared servers of a period, narrowed to an owner and to names with these words.
+
+    For a viewer the lines of its owner alone, without the sums of servers: those tell of others.
+    """
+    calendar = calendar_of(connection)
+    days = read_days(connection, period)
+    wanted = {**(viewer or {}), **(owner or {})}
+    lines = [
+        line
+        for line in days.lines
+        if all(line.owner.get(level, "") == name for level, name in wanted.items())
+    ]
+    summaries = [] if viewer else summarize_servers(days.servers, days.lines)
+    names = {line.server for line in lines} | (
+        set() if wanted else {summary.server for summary in summaries}
+    )
+    found = [line for line in lines if matches(line, words)]
+    shown = {line.server for line in found} if words or wanted else names
+    return ModelServers(
+        list_model_servers(
+            found, [summary for summary in summaries if summary.server in shown], period, calendar
+        ),
+        group_lines(found, DEFAULT_KEYS, calendar),
+        [] if viewer else days.notes,
+        len(names),
+    )
