@@ -13,12 +13,18 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from gpuledger_agent.clock import wall_ms
 from gpuledger_agent.owners import open_owners
 from gpuledger_agent.push import Http, Pusher
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.settings import Settings, duration_ms
 from gpuledger_agent.sources.exporter import ExporterSource
-from gpuledger_agent.sources.shared_model import READ_EVERY_MS, ReplicaCounters, asked_lines
+from gpuledger_agent.sources.shared_model import (
+    READ_EVERY_MS,
+    ReplicaCounters,
+    asked_lines,
+    first_counted_ms,
+)
 from gpuledger_agent.sources.simulated import Fleet, SimulatedSource
 from gpuledger_agent.spool import Spool
 from gpuledger_common.instants import to_datetime, to_ms
@@ -205,7 +211,7 @@ def simulate_node(
         simulated = SimulatedSource(fleet, name, now_ms)
         return simulated, [simulated]
 
-    counters = ReplicaCounters(fleet, fleet.node(name))
+    counters = ReplicaCounters(fleet, fleet.node(name), first_counted_ms(wall_ms()))
     return run_node(settings, name, source, period, http, folder, counters)
 
 

@@ -25,6 +25,8 @@ PART = part_of({"model_name": SERVED_NAME})
 REPLICAS = 4
 OUTPUT_AN_HOUR = 9_000_000
 """Tokens that the replicas generate together in their busiest hours."""
+OLDEST_MS = 30 * DAY_MS - HOUR_MS
+"""Age of the oldest counters that a collector takes, less the time that a simulation lasts."""
 READ_EVERY_MS = 600_000
 """The longest pause over which counters of endpoints still count."""
 
@@ -81,6 +83,11 @@ def hour_tokens(asker: Asker, hour_ms: int) -> HourTokens:
     return HourTokens(prompt, int(prompt * asker.cached), output)
 
 
+def first_counted_ms(now_ms: int) -> int:
+    """The first midnight (UTC) from which counters are still taken: whole days are counted."""
+    return -(-(now_ms - OLDEST_MS) // DAY_MS) * DAY_MS
+
+
 def asked_lines(start_ms: int, end_ms: int) -> Iterator[str]:
     """What the gateway counted in whole hours, as `gpuledger import inference` reads it."""
     yield "start,end,model,tenant,input_tokens,cached_tokens,output_tokens"
@@ -114,12 +121,16 @@ class ReplicaCounters:
 
     fleet: Fleet
     node: Node
+    since_ms: int = 0
+    """Nothing is read before this instant: collectors refuse counters that are weeks old."""
     _readings: list[CounterReading] = field(default_factory=list)
     _counted: dict[int, tuple[Hold, int, HourTokens]] = field(default_factory=dict)
     """By replica: its workload, and what that had counted by the begin of an hour."""
 
     def read(self, at_ms: int) -> None:
         """Read the counters of every replica that serves now."""
+        if at_ms < self.since_ms:
+            return
         hour_ms = at_ms // HOUR_MS * HOUR_MS
         for replica, hold in enumerate(self._serving(at_ms)):
             before, now = self._until(replica, hold, hour_ms), replica_tokens(hour_ms, replica)

@@ -8,6 +8,7 @@ from gpuledger_agent.sources.shared_model import (
     REPLICAS,
     ReplicaCounters,
     asked_lines,
+    first_counted_ms,
     replica_tokens,
     served_tokens,
 )
@@ -63,6 +64,19 @@ def test_replicas_count_what_was_served_and_begin_anew_with_their_workload() -> 
     expected = sum(served_tokens(at_ms).output for at_ms in range(FIRST_MS, last_ms, HOUR_MS))
     counted = sum(line[-1] for (_, name), line in series.items() if name == "generated_tokens")
     assert 0.99 * expected < counted < expected
+
+
+def test_counters_that_a_collector_would_refuse_are_not_read() -> None:
+    """They begin with a whole day, of which none is older than it takes."""
+    now_ms = FIRST_MS + 40 * DAY_MS + 4 * HOUR_MS
+    first_ms = first_counted_ms(now_ms)
+    assert first_ms % DAY_MS == 0
+    assert 29 * DAY_MS <= now_ms - first_ms < 30 * DAY_MS
+    fleet = Fleet()
+    counters = ReplicaCounters(fleet, fleet.node("h100-03"), first_ms)
+    for at_ms in (first_ms - READ_EVERY_MS, first_ms):
+        counters.read(at_ms)
+    assert {reading.at_ms for reading in counters.take()} == {first_ms}
 
 
 def test_a_node_without_the_model_counts_nothing() -> None:
