@@ -46,8 +46,8 @@ class TenantSeries:
 class ModelServer:
     """A shared server in a period and a currency (empty: without a price).
 
-    `summary`: for readers of the whole fleet alone. `days`: of the period, up to the last that has
-    a line.
+    `summary`: for readers of the whole fleet alone. `tokens`, `cost`: of all of its lines. `days`: of
+    the period, up to the last that has a line.
     """
 
     name: str
@@ -119,7 +119,7 @@ def _model_server(
         currency,
         summary,
         tenants,
-        sum((line.tokens for line in lines if line.claimant.is_tenant), Tokens()),
+        sum((line.tokens for line in lines), Tokens()),
         Money(micro, currency) if currency else None,
         days,
         _list_series(lines, days),

@@ -38,7 +38,7 @@ def tenant(name):
 
 
 def test_tenants_come_before_what_no_tenant_pays() -> None:
-    """The dearest first, whatever (nobody) and (idle) cost; tokens are those of tenants."""
+    """The dearest first, whatever (nobody) and (idle) cost; tokens and costs are of all of them."""
     lines = [
         line(IDLES, idle=9_000_000),
         line(NOBODYS, used=8_000_000),
@@ -51,7 +51,7 @@ def test_tenants_come_before_what_no_tenant_pays() -> None:
     assert [row.keys["tenant"] for row in server.tenants] == names
     assert [series.name for series in server.series] == ["large", "", "small", "(nobody)", "(idle)"]
     assert server.cost.plain() == "23.00"
-    assert (server.tokens.input, server.tokens.output) == (300, 30)
+    assert (server.tokens.input, server.tokens.output) == (500, 50)
     assert len(server.days) == 3, "up to the last day with a line"
     assert list(server.series[0].micros) == [0, 0, 3_000_000]
 
