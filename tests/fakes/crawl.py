@@ -11,10 +11,10 @@ from urllib.parse import urldefrag
 from fakes.pages import Page
 
 NOT_PAGES = ("/metrics", "/readyz", "/openapi.json")
-CHARTS = ("/spend", "/models")
-"""Pages whose charts lead to each of their parts, which lead to theirs."""
-MOST_PARTS = 2
-"""Parts of such a page that are followed, of those with the same parameters."""
+MOST_PARTS = {"/spend": 2, "/models": 1}
+"""Pages whose charts lead to each of their parts, which lead to theirs; and how many parts of such a
+page are followed, of those with the same parameters.
+"""
 
 
 def read_csv(text: str) -> list[list[str]]:
@@ -53,11 +53,11 @@ class Crawl:
     def _admit(self, path: str) -> bool:
         """Count an address of its kind; whether it is still followed."""
         name, _, query = path.partition("?")
-        if name not in CHARTS:
+        if name not in MOST_PARTS:
             return True
         kind = (name, *sorted(part.partition("=")[0] for part in query.split("&")))
         self._parts[kind] = self._parts.get(kind, 0) + 1
-        return self._parts[kind] <= MOST_PARTS
+        return self._parts[kind] <= MOST_PARTS[name]
 
     def run(self, *starts: str) -> "Crawl":
         """Follow every link from these addresses: each answers 200, and each fragment is there, and
@@ -93,7 +93,7 @@ class Crawl:
         for path, page in self.pages.items():
             for link in page.links:
                 target, fragment = urldefrag(link)
-                is_part = target.partition("?")[0] in CHARTS and target not in self.pages
+                is_part = target.partition("?")[0] in MOST_PARTS and target not in self.pages
                 if target.startswith("/") and fragment and not is_part:
                     assert fragment in self.pages[target].ids, (path, link)
         return self
