@@ -9,7 +9,14 @@ import pytest
 import yaml
 
 from fakes.ready_engines import control_plane
-from gpuledger_agent.owners.kubernetes_api import ApiFailed, ApiServer, PodFacts
+from gpuledger_agent.owners.kubernetes_api import (
+    ApiFailed,
+    ApiServer,
+    ClaimedDevice,
+    NoSuchResource,
+    OfferedDevice,
+    PodFacts,
+)
 from gpuledger_agent.queue import kubernetes
 
 pytestmark = pytest.mark.slow
@@ -68,14 +75,19 @@ def asked(plane):
     return ApiServer(plane.url, plane.account, timeout_s=60)
 
 
-def add_pod(plane, name, node="", phase="", gpus=(), **spec):
+def add_pod(plane, name, node="", phase="", gpus=(), annotations=None, owner=None, **spec):
     """Create a pod, and say its phase in the kubelet's place; returns its uid."""
     containers = [
         {"name": f"c{at}", "image": "example.com/train", "resources": {"limits": dict([ask])}}
         for at, ask in enumerate(gpus or [("cpu", "1")])
     ]
     body = {
-        "metadata": {"name": name, "labels": {"project": "x"}},
+        "metadata": {
+            "name": name,
+            "labels": {"project": "x"},
+            "annotations": annotations or {},
+            "ownerReferences": [owner] if owner else [],
+        },
         "spec": {"containers": containers, **({"nodeName": node} if node else {}), **spec},
     }
     path = "/api/v1/namespaces/vision/pods"
@@ -100,6 +112,22 @@ def test_pods_of_a_node_and_labels_of_namespaces(plane, asked):
     assert asked.namespaces()["vision"]["team"] == "seg"
 
 
+def test_annotations_that_are_read(plane, asked):
+    """The fraction of KAI Scheduler and the cards of HAMi; what else is annotated stays there."""
+    cards = "GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448,NVIDIA,3000,25:;"
+    annotations = {
+        "gpu-fraction": "0.5",
+        "hami.io/vgpu-devices-allocated": cards,
+        "example.com/notes": "n" * 200_000,
+    }
+    add_pod(plane, "annotated", "n4", "Running", annotations=annotations)
+    (facts,) = asked.pods("n4").values()
+    assert facts.annotations == {
+        "gpu-fraction": "0.5",
+        "hami.io/vgpu-devices-allocated": cards,
+    }
+
+
 def test_pods_that_wait(plane, asked):
     """Unbound pods that ask for GPUs; the server itself says of a gated one that it is no candidate
     yet.
@@ -118,7 +146,11 @@ def test_uuids_of_resource_slices(plane, asked):
     """As a DRA driver publishes them."""
     uuid = "GPU-5fd4f087-86f3-7a43-b711-4771313afc50"
     devices = [
-        {"name": "gpu-0", "attributes": {"uuid": {"string": uuid}, "index": {"int": 0}}},
+        {
+            "name": "gpu-0",
+            "attributes": {"uuid": {"string": uuid}, "index": {"int": 0}},
+            "capacity": {"memory": {"value": "80Gi"}},
+        },
         {"name": "gpu-1", "attributes": {"index": {"int": 1}}},
     ]
     pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
@@ -127,8 +159,43 @@ def test_uuids_of_resource_slices(plane, asked):
     plane.request(
         "POST", f"{path}?fieldValidation=Strict", {"metadata": {"name": "n1-gpus"}, "spec": spec}
     )
-    assert asked.device_uuids("n1") == {("gpu.nvidia.com", "n1", "gpu-0"): uuid}
-    assert asked.device_uuids("n2") == {}
+    assert asked.devices("n1") == {
+        ("gpu.nvidia.com", "n1", "gpu-0"): OfferedDevice(uuid, {"memory": "80Gi"}),
+        ("gpu.nvidia.com", "n1", "gpu-1"): OfferedDevice(),
+    }
+    assert asked.devices("n2") == {}
+
+
+def test_a_claim_says_whether_it_only_observes(plane, asked):
+    """Its status as a scheduler writes it; a claim that is not there is no answer."""
+    results = [
+        {"request": "gpu", "driver": "gpu.nvidia.com", "pool": "n1", "device": "gpu-0"},
+        {
+            "request": "watch",
+            "driver": "gpu.nvidia.com",
+            "pool": "n1",
+            "device": "gpu-1",
+            "adminAccess": True,
+        },
+    ]
+    requests = [
+        {"name": "gpu", "exactly": {"deviceClassName": "gpu"}},
+        {"name": "watch", "exactly": {"deviceClassName": "gpu", "adminAccess": True}},
+    ]
+    # Observing devices is allowed only where the namespace says so.
+    label = {"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}}
+    plane.request("PATCH", "/api/v1/namespaces/vision", label, "application/merge-patch+json")
+    path = "/apis/resource.k8s.io/v1/namespaces/vision/resourceclaims"
+    spec = {"devices": {"requests": requests}}
+    plane.request("POST", path, {"metadata": {"name": "both"}, "spec": spec})
+    status = {"status": {"allocation": {"devices": {"results": results}}}}
+    plane.request("PATCH", f"{path}/both/status", status, "application/merge-patch+json")
+    assert asked.claim("vision", "both") == {
+        ("gpu.nvidia.com", "n1", "gpu-0", ""): ClaimedDevice(),
+        ("gpu.nvidia.com", "n1", "gpu-1", ""): ClaimedDevice(is_admin=True),
+    }
+    with pytest.raises(NoSuchResource):
+        asked.claim("vision", "none")
 
 
 def test_the_server_refuses_a_field_that_does_not_exist(plane):

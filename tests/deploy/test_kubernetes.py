@@ -190,21 +190,27 @@ def test_selectors_find_the_pods():
 
 
 def test_rights_are_what_the_agent_asks_for_and_no_more():
-    """The paths in the code, each as a rule: group, resource, list."""
+    """The paths in the code, each as a rule: group, resource, list; single claims by name."""
     source = Path(kubernetes_api.__file__).read_text()
     asked = set()
     for path in re.findall(r'_list\(\s*"([^"]+)"', source):
         core = re.fullmatch(r"/api/v1/(\w+)", path)
         group = re.fullmatch(r"/apis/([\w.]+)/\w+/(\w+)", path)
-        asked.add(("", core[1]) if core else group.groups())
+        asked.add(("", core[1], "list") if core else (*group.groups(), "list"))
     assert len(asked) >= 3
+    # One object by its name: `group` and `own` of `ApiServer.claim`.
+    (group,) = re.findall(r'group = "/apis/([\w.]+)"', source)
+    for resource in re.findall(r'own = f"namespaces/\{[^}]+\}/(\w+)/', source):
+        asked.add((group, resource, "get"))
     assert set(re.findall(r'\.exchange\("(\w+)"', source)) == {"GET"}
     rules = BASE["ClusterRole", "gpuledger-agent"]["rules"]
     assert {
-        (group, name) for rule in rules for group in rule["apiGroups"] for name in rule["resources"]
+        (group, name, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for name in rule["resources"]
+        for verb in rule["verbs"]
     } == asked
-    # A list with a field selector; single objects are not read.
-    assert all(rule["verbs"] == ["list"] for rule in rules)
     (subject,) = BASE["ClusterRoleBinding", "gpuledger-agent"]["subjects"]
     assert BASE["ServiceAccount", subject["name"]]["metadata"]["namespace"] == subject["namespace"]
     assert AGENT["spec"]["serviceAccountName"] == subject["name"]

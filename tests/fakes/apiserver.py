@@ -58,17 +58,28 @@ class Server(ThreadingHTTPServer):
         self.reset()
 
     def reset(self):
-        self.pods, self.namespaces, self.slices = [], [], {}
+        self.pods, self.namespaces, self.slices, self.claims = [], [], {}, {}
         self.requests, self.status, self.body, self.forbidden = [], 200, None, None
         self.trickle_s = 0.0
 
     @staticmethod
-    def pod(namespace, name, uid, node="n1", **labels):
+    def pod(namespace, name, uid, node="n1", annotations=None, owner=None, **labels):
+        metadata = {"namespace": namespace, "name": name, "uid": uid, "labels": labels}
+        if annotations:
+            metadata["annotations"] = annotations
+        if owner:
+            metadata["ownerReferences"] = [{**owner, "controller": True}]
         return {
-            "metadata": {"namespace": namespace, "name": name, "uid": uid, "labels": labels},
+            "metadata": metadata,
             "spec": {"nodeName": node},
             "status": {"phase": "Running"},
         }
+
+    def claim(self, namespace, name, *results):
+        """A claim with what its status says of each device."""
+        path = f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}"
+        allocation = {"devices": {"results": list(results)}}
+        self.claims[path] = {"metadata": {"name": name}, "status": {"allocation": allocation}}
 
     def listed(self, path):
         if path == "/api/v1/pods":
@@ -88,10 +99,13 @@ class Handler(BaseHTTPRequestHandler):
         query = {name: values[0] for name, values in parse_qs(address.query).items()}
         self.server.requests.append((self.headers["Authorization"], self.path))
         items = self.server.listed(address.path)
+        single = self.server.claims.get(address.path)
         if self.headers["Authorization"] != f"Bearer {TOKEN}":
             self._answer(401, b"{}")
-        elif address.path == self.server.forbidden:
+        elif self.server.forbidden and address.path.startswith(self.server.forbidden):
             self._answer(403, b"{}")
+        elif single is not None and self.server.status == 200:
+            self._answer(200, json.dumps(single).encode())
         elif items is None:
             self._answer(404, b"{}")
         else:

@@ -99,14 +99,26 @@ def pod(namespace, name, *device_ids, resource="nvidia.com/gpu", container="main
     return made
 
 
-def claiming_pod(namespace, name, *devices, driver="gpu.nvidia.com", container="main", cdi=()):
-    """A pod that was given devices through a resource claim (DRA)."""
+def claiming_pod(
+    namespace,
+    name,
+    *devices,
+    driver="gpu.nvidia.com",
+    container="main",
+    cdi=(),
+    claim="",
+    share="",
+    pool="node1",
+):
+    """A pod that was given devices, or a share of them, through a resource claim (DRA)."""
     made = _CLASSES["PodResources"](namespace=namespace, name=name)
-    claim = made.containers.add(name=container).dynamic_resources.add(
-        claim_name=f"{name}-gpu", claim_namespace=namespace
+    claimed = made.containers.add(name=container).dynamic_resources.add(
+        claim_name=claim or f"{name}-gpu", claim_namespace=namespace
     )
     for device in devices:
-        given = claim.claim_resources.add(driver_name=driver, pool_name="node1", device_name=device)
+        given = claimed.claim_resources.add(
+            driver_name=driver, pool_name=pool, device_name=device, share_id=share
+        )
         for one in cdi or (f"k8s.{driver}/claim=0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0-{device}",):
             given.cdi_devices.add(name=one)
     return made

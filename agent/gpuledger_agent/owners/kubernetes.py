@@ -1,46 +1,75 @@
-"""Owners from Kubernetes: the pods that the kubelet allocated an accelerator to, whether they use
-it or not.
+"""Owners from Kubernetes: the pods that the kubelet allocated an accelerator to, whether they use it
+or not.
 
 A device plugin may allocate one device to several pods: time-slicing and MPS replicas are called
 `UUID::n`. Each replica is one weight, so that four pods with a quarter each make exactly one GPU,
 and a pod with two replicas counts twice. Where only two of four replicas are allocated, these two
 share the *entire* device: nobody else holds it, and the parts of a held device always add up to it.
+Where a scheduler or a driver states shares, those count (`pod_shares`).
 
-The kubelet knows names only. UID, labels and phase come from the API server where it may be asked;
-labels of the namespace are defaults for those of its pods, so that `team` on a namespace is enough.
+The kubelet knows names only. UID, labels, annotations and phase come from the API server where it
+may be asked; labels of the namespace are defaults for those of its pods, so that `team` on a
+namespace is enough.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
-from gpuledger_agent.owners.kubernetes_api import ApiFailed, ApiServer, PodFacts
+from gpuledger_agent.owners.device_names import is_gpu, is_virtual, resolve
+from gpuledger_agent.owners.kubernetes_api import (
+    ApiFailed,
+    ApiServer,
+    ClaimedDevice,
+    DeviceKey,
+    NotAllowed,
+    OfferedDevice,
+    PodFacts,
+    ShareKey,
+)
 from gpuledger_agent.owners.labels import tags_of
+from gpuledger_agent.owners.pod_shares import (
+    ClaimKey,
+    Claims,
+    Part,
+    PodKey,
+    allocated_part,
+    annotated_cards,
+    annotated_parts,
+    divide_reservation,
+    groups_of,
+    share_key,
+    weigh,
+)
 from gpuledger_agent.owners.podresources import AllocatedDevice, AllocatedPod
 from gpuledger_agent.owners.polling import PolledValue
 from gpuledger_common.readings import Accelerator, Holder, Holders, Sample, Workload
 
 log = logging.getLogger("gpuledger_agent")
 
-_OLD_MIG = re.compile(r"MIG-(GPU-[^/]+)/(\d+)/(\d+)$")
-"""Names of MIG devices in drivers before R470: UUID of the GPU, GPU instance, compute instance."""
-_GKE = re.compile(r"nvidia(\d+)(?:/gi(\d+))?$")
-"""Google's device plugin: number of the device, and its GPU instance."""
-_CLAIMED = re.compile(r"gpu-(\d+)(?:-mig-([a-z0-9-]+))?$")
-"""NVIDIA's DRA driver: minor number of the device, and for MIG the profile (1g18gb) with profile id
-and placement.
-"""
-_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-fA-F-]{36}")
-_REPLICA = re.compile(r"(?:::\d+|/vgpu\d+)$")
 API_INTERVAL_S = 30.0
+CLAIMS_S = 10.0
+"""How long one look may ask for claims; the others are asked at the next."""
 MAX_LOGGED = 1000
 """Unknown devices named in the log."""
+RESERVATIONS = frozenset({"kai-resource-reservation", "runai-reservation"})
+"""Namespaces of the pods with which KAI Scheduler and Run:ai reserve divided cards."""
+_WITHOUT = {
+    "pods": "pods are known by namespace and name, without labels",
+    "namespaces": "labels of namespaces are no defaults",
+    "resourceslices": "claimed devices are known by number",
+    "resourceclaims": "claims that share a device have equal parts, and those that only observe it"
+    " hold it",
+}
+"""What follows where the account may not ask."""
+
+
+_AskedClaim = tuple[frozenset[ShareKey], float, Mapping[ShareKey, ClaimedDevice] | None]
+"""What its pods have of a claim, when it was asked for, and what it got (None: not known)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +77,25 @@ class Cluster:
     """The pods of this node, and what is known of them, at one instant."""
 
     pods: Sequence[AllocatedPod] = ()
-    facts: Mapping[tuple[str, str], PodFacts] = field(default_factory=dict)
+    """Those that have devices."""
+    facts: Mapping[PodKey, PodFacts] = field(default_factory=dict)
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    device_uuids: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
-    """UUIDs of the devices that claims (DRA) allocate, by driver, pool and device."""
+    devices: Mapping[DeviceKey, OfferedDevice] = field(default_factory=dict)
+    """Devices that claims (DRA) allocate."""
+    claims: Mapping[ClaimKey, Mapping[ShareKey, ClaimedDevice]] = field(default_factory=dict)
+    present: frozenset[PodKey] | None = None
+    """Every pod that the kubelet has, with devices or without; None where that is not known."""
+
+    def sharing(self) -> list[PodKey]:
+        """The pods that may have a part of a reserved card, in a fixed order."""
+        return sorted(
+            key
+            for key, facts in self.facts.items()
+            if key[0] not in RESERVATIONS
+            and not facts.ended
+            and (self.present is None or key in self.present)
+            and groups_of(facts.labels)
+        )
 
 
 class ClusterView:
@@ -74,10 +118,11 @@ class ClusterView:
             pod_logs,
             clock,
         )
-        self._facts: Mapping[tuple[str, str], PodFacts] = {}
+        self._facts: Mapping[PodKey, PodFacts] = {}
         self._namespaces: Mapping[str, Mapping[str, str]] = {}
-        self._device_uuids: Mapping[tuple[str, str, str], str] = {}
-        self._listed: frozenset[tuple[str, str]] = frozenset()
+        self._devices: Mapping[DeviceKey, OfferedDevice] = {}
+        self._claims: dict[ClaimKey, _AskedClaim] = {}
+        self._watched: frozenset[PodKey] = frozenset()
         self._asked_at: float | None = None
         self._logged: set[str] = set()
 
@@ -86,25 +131,33 @@ class ClusterView:
 
         Raises what the kubelet's client raises.
         """
-        pods = self._pods()
+        every = self._pods()
+        pods = [pod for pod in every if pod.devices]
+        present = frozenset((pod.namespace, pod.name) for pod in every)
+        # Pods with a part of a reserved card have no device, so there every pod counts.
+        is_divided = any(pod.namespace in RESERVATIONS for pod in pods)
         listed = frozenset((pod.namespace, pod.name) for pod in pods)
+        watched = present if is_divided else listed
         # A new pod is asked for at once; otherwise the API server hears from each node once per
         # API_INTERVAL_S.
         fresh = self._asked_at is not None and self._clock() - self._asked_at < API_INTERVAL_S
-        if self._api is not None and not (fresh and listed <= self._listed):
+        if self._api is not None and not (fresh and watched <= self._watched):
             self._ask(
                 self._api, any(device.claim is not None for pod in pods for device in pod.devices)
             )
+        if self._api is not None:
+            self._look_at_claims(self._api, pods)
         # A pod that is recreated under its name (StatefulSet) has another UID, so unlisted pods are
         # forgotten.
-        gone = self._listed - listed
+        gone = self._watched - watched
         self._facts = {key: facts for key, facts in self._facts.items() if key not in gone}
-        self._listed = listed
+        self._watched = watched
         unknown = listed - self._facts.keys()
         # Without an answer of the API server, the kubelet's log folders still name the UID.
         by_logs = uids_by_logs(self._pod_logs) if unknown and self._pod_logs is not None else {}
         known = {key: PodFacts(by_logs[key]) for key in unknown if key in by_logs} | self._facts
-        return Cluster(pods, known, self._namespaces, self._device_uuids)
+        claims = {key: found for key, (_, _, found) in self._claims.items() if found is not None}
+        return Cluster(pods, known, self._namespaces, self._devices, claims, present)
 
     def _ask(self, api: ApiServer, claims: bool) -> None:
         self._asked_at = self._clock()
@@ -115,25 +168,62 @@ class ClusterView:
             try:
                 ask(api)
             except ApiFailed as error:
-                if what not in self._logged:
-                    self._logged.add(what)
-                    log.warning(
-                        "owners kubernetes: earlier answers on %s stay in use: %s", what, error
-                    )
+                self._say_failed(what, error)
             else:
                 self._logged.discard(what)
+
+    def _say_failed(self, what: str, error: ApiFailed) -> None:
+        """Say once why there is no answer, until there is one."""
+        if what in self._logged:
+            return
+        self._logged.add(what)
+        if isinstance(error, NotAllowed):
+            log.warning(
+                "owners kubernetes: may not ask for %s, so %s: %s", what, _WITHOUT[what], error
+            )
+        else:
+            log.warning("owners kubernetes: earlier answers on %s stay in use: %s", what, error)
+
+    def _look_at_claims(self, api: ApiServer, pods: Sequence[AllocatedPod]) -> None:
+        """Ask for the claims that are new; what a claim got does not change while a pod has it."""
+        used: dict[ClaimKey, set[ShareKey]] = {}
+        for pod in pods:
+            for device in pod.devices:
+                if device.claim is not None:
+                    of_claim = device.claim_namespace, device.claim
+                    used.setdefault(of_claim, set()).add(share_key(device))
+        wanted = {key: frozenset(parts) for key, parts in used.items()}
+        self._claims = {
+            key: entry for key, entry in self._claims.items() if wanted.get(key) == entry[0]
+        }
+        now, until = self._clock(), time.monotonic() + CLAIMS_S
+        for key, parts in wanted.items():
+            known = self._claims.get(key)
+            # One that could not be read is asked for again as rarely as everything else.
+            if known is not None and (known[2] is not None or now - known[1] < API_INTERVAL_S):
+                continue
+            if time.monotonic() > until:
+                return
+            try:
+                found = api.claim(*key)
+            except ApiFailed as error:
+                self._say_failed("resourceclaims", error)
+                self._claims[key] = parts, now, None
+            else:
+                self._logged.discard("resourceclaims")
+                self._claims[key] = parts, now, found
 
     def _ask_pods(self, api: ApiServer) -> None:
         # A list without a pod that the kubelet has (an API server that is just starting) must not
         # rename its workload.
-        known = {key: facts for key, facts in self._facts.items() if key in self._listed}
+        known = {key: facts for key, facts in self._facts.items() if key in self._watched}
         self._facts = {**known, **api.pods(self._node)}
 
     def _ask_namespaces(self, api: ApiServer) -> None:
         self._namespaces = api.namespaces()
 
     def _ask_devices(self, api: ApiServer) -> None:
-        self._device_uuids = api.device_uuids(self._node)
+        self._devices = api.devices(self._node)
 
 
 def uids_by_logs(folder: Path) -> dict[tuple[str, str], str]:
@@ -161,26 +251,66 @@ class KubernetesOwners:
 
     def __init__(self, cluster: PolledValue[Cluster]) -> None:
         self._cluster = cluster
-        self._unresolved: set[str] = set()
+        self._reported: set[tuple[str, ...]] = set()
 
     def holders(self, accelerators: Sequence[Accelerator], _samples: Sequence[Sample]) -> Holders:
-        """The pods that each accelerator is allocated to, by their replicas.
+        """The pods that each accelerator is allocated to, by their shares or their replicas.
 
         Raises NoRecentAnswer if unknown.
         """
         cluster = self._cluster.latest()
-        holders: dict[str, list[Holder]] = {}
+        by_uuid = {entry.uuid: entry for entry in accelerators}
+        claims = Claims.of_pods(cluster.pods, cluster.claims, cluster.devices)
+        parts: dict[str, list[Part]] = {}
         for pod in cluster.pods:
             facts = cluster.facts.get((pod.namespace, pod.name))
             if facts is None or not facts.ended:
-                for uuid, devices in self._allocated_devices(
-                    pod, accelerators, cluster.device_uuids
-                ).items():
-                    workload = workload_of(
-                        pod, devices.values(), facts, cluster.namespaces.get(pod.namespace, {})
-                    )
-                    holders.setdefault(uuid, []).append(Holder(workload, len(devices)))
-        return holders
+                for uuid, part in self._parts(pod, facts, by_uuid, cluster, claims).items():
+                    parts.setdefault(uuid, []).append(part)
+        users = cluster.sharing() if parts else []
+        return {
+            uuid: self._weigh(_divide(held, cluster, users, by_uuid[uuid]), cluster)
+            for uuid, held in parts.items()
+        }
+
+    def _parts(
+        self,
+        pod: AllocatedPod,
+        facts: PodFacts | None,
+        accelerators: Mapping[str, Accelerator],
+        cluster: Cluster,
+        claims: Claims,
+    ) -> dict[str, Part]:
+        """What a pod holds of each accelerator, by the kubelet or by its annotation."""
+        key = pod.namespace, pod.name
+        allocated = self._allocated_devices(pod, accelerators, cluster, claims)
+        parts = {uuid: allocated_part(key, devices, claims) for uuid, devices in allocated.items()}
+        slots = {device.id for device in pod.devices if is_virtual(device)}
+        cards = annotated_cards(facts) if slots else None
+        if cards is None:
+            return parts
+        named = {card.uuid for card in cards}
+        if len(cards) != len(slots) or not named <= accelerators.keys():
+            self._report(
+                ("annotation", *key),
+                f"the annotation of pod {pod.namespace}/{pod.name} names other cards than it was"
+                " given, so the kubelet's count, in equal parts",
+            )
+            return parts
+        if named != parts.keys():
+            self._report(
+                ("card", *key, *sorted(named)),
+                f"pod {pod.namespace}/{pod.name} uses {', '.join(sorted(named))} by its annotation;"
+                f" the kubelet says {', '.join(sorted(parts)) or 'another'}",
+            )
+        containers = frozenset().union(*(part.containers for part in parts.values()))
+        return annotated_parts(key, cards, containers, accelerators)
+
+    def _weigh(self, parts: Sequence[Part], cluster: Cluster) -> list[Holder]:
+        return [
+            Holder(_workload_of_part(part, cluster), weight)
+            for part, weight in zip(parts, weigh(parts), strict=True)
+        ]
 
     def describe(self, workload: Workload) -> Workload:
         """A pod known by its processes, with the names and labels that the API server has for its
@@ -199,41 +329,72 @@ class KubernetesOwners:
     def _allocated_devices(
         self,
         pod: AllocatedPod,
-        accelerators: Sequence[Accelerator],
-        device_uuids: Mapping[tuple[str, str, str], str],
-    ) -> dict[str, dict[str, AllocatedDevice]]:
-        """Devices by accelerator and id: an id that two containers of a pod share is one device."""
-        allocated: dict[str, dict[str, AllocatedDevice]] = {}
+        accelerators: Mapping[str, Accelerator],
+        cluster: Cluster,
+        claims: Claims,
+    ) -> dict[str, list[AllocatedDevice]]:
+        """The devices of a pod by accelerator, without those that a claim only observes."""
+        uuids = {key: device.uuid for key, device in cluster.devices.items() if device.uuid}
+        allocated: dict[str, list[AllocatedDevice]] = {}
         for device in pod.devices:
-            uuids = resolve(device, accelerators, device_uuids)
-            for uuid in uuids:
-                allocated.setdefault(uuid, {}).setdefault(device.id, device)
-            is_new = device.id not in self._unresolved and len(self._unresolved) < MAX_LOGGED
-            if not uuids and _is_gpu(device) and is_new:
-                self._unresolved.add(device.id)
-                name, owner = f"{device.resource} {device.id}", f"{pod.namespace}/{pod.name}"
-                log.warning(
-                    "owners kubernetes: %s of pod %s matches no accelerator of this node",
-                    name,
-                    owner,
+            if claims.is_admin(device):
+                continue
+            resolved = resolve(device, tuple(accelerators.values()), uuids)
+            for uuid in resolved:
+                allocated.setdefault(uuid, []).append(device)
+            if not resolved and is_gpu(device):
+                self._report(
+                    ("device", device.id),
+                    f"{device.resource} {device.id} of pod {pod.namespace}/{pod.name} matches no"
+                    " accelerator of this node",
                 )
         return allocated
 
+    def _report(self, subject: tuple[str, ...], sentence: str) -> None:
+        """Log a sentence once."""
+        if subject not in self._reported and len(self._reported) < MAX_LOGGED:
+            self._reported.add(subject)
+            log.warning("owners kubernetes: %s", sentence)
+
+
+def _divide(
+    parts: Sequence[Part], cluster: Cluster, users: Sequence[PodKey], accelerator: Accelerator
+) -> list[Part]:
+    """The parts of one accelerator, a reservation replaced by the pods that it was made for."""
+    divided: list[Part] = []
+    for part in parts:
+        facts = cluster.facts.get(part.pod)
+        group = facts.labels.get("runai-gpu-group") if facts is not None else None
+        if part.pod[0] in RESERVATIONS and group:
+            divided += divide_reservation(
+                part, group, cluster.facts, users, accelerator.memory_bytes
+            )
+        else:
+            divided.append(part)
+    return divided
+
+
+def _workload_of_part(part: Part, cluster: Cluster) -> Workload:
+    namespace, name = part.pod
+    labels = cluster.namespaces.get(namespace, {})
+    return workload_of(namespace, name, part.containers, cluster.facts.get(part.pod), labels)
+
 
 def workload_of(
-    pod: AllocatedPod,
-    devices: Iterable[AllocatedDevice],
+    namespace: str,
+    name: str,
+    containers: Iterable[str],
     facts: PodFacts | None,
     namespace_labels: Mapping[str, str],
 ) -> Workload:
     """The pod as a workload, identified by its UID where it is known, else by namespace/name."""
-    containers = ",".join(sorted({device.container for device in devices if device.container}))
-    tags = _tags(pod.namespace, pod.name, facts, namespace_labels) | (
-        {"container": containers} if containers else {}
+    holding = ",".join(sorted(containers))
+    tags = _tags(namespace, name, facts, namespace_labels) | (
+        {"container": holding} if holding else {}
     )
-    name = f"{pod.namespace}/{pod.name}"
+    title = f"{namespace}/{name}"
     return Workload(
-        (facts.uid if facts is not None else "") or name, "kubernetes", name=name, tags=tags
+        (facts.uid if facts is not None else "") or title, "kubernetes", name=title, tags=tags
     )
 
 
@@ -243,82 +404,3 @@ def _tags(
     tags = tags_of({**namespace_labels, **(facts.labels if facts is not None else {})})
     tags |= {"namespace": namespace, "pod": name}
     return tags | {"pod_uid": facts.uid} if facts is not None and facts.uid else tags
-
-
-def resolve(
-    device: AllocatedDevice,
-    accelerators: Sequence[Accelerator],
-    device_uuids: Mapping[tuple[str, str, str], str] = MappingProxyType({}),
-) -> tuple[str, ...]:
-    """The accelerators that a device's name refers to: one, all instances of a device with MIG on,
-    or none.
-
-    Forms: `GPU-…`, `MIG-…`, either with `::n`; `MIG-GPU-…/gi/ci`; `nvidia0`, `nvidia0/gi1`, with
-    `/vgpuN`; `gpu-0` and `gpu-0-mig-…` of NVIDIA's DRA driver, or any UUID in the CDI names of a
-    claim. Numbers are read as NVML's indices, which they are unless device files were made in
-    another order; a UUID that the driver published takes precedence.
-    """
-    name = device_uuids.get((device.resource, device.pool, device.id)) or _REPLICA.sub(
-        "", device.id
-    )
-    exact = _of_uuid(name, accelerators)
-    if exact:
-        return exact
-    old, gke, claimed = _OLD_MIG.match(name), _GKE.match(name), _CLAIMED.match(name)
-    if old:
-        instances = _instances(
-            [entry for entry in accelerators if entry.device_uuid == old[1]], old[2]
-        )
-        # Without compute instances of its own a GPU instance is one accelerator, whatever number
-        # the name ends with.
-        position = int(old[3])
-        return instances[position : position + 1] if len(instances) > 1 else instances
-    if gke:
-        of_device = [entry for entry in accelerators if entry.index == int(gke[1])]
-        return (
-            tuple(entry.uuid for entry in of_device)
-            if gke[2] is None
-            else _instances(of_device, gke[2])
-        )
-    for cdi in device.cdi:
-        uuid = _UUID.search(cdi.partition("=")[2])
-        exact = _of_uuid(uuid[0], accelerators) if uuid else ()
-        if exact:
-            return exact
-    return (
-        _of_claim(claimed, accelerators)
-        if claimed and device.resource.endswith("nvidia.com")
-        else ()
-    )
-
-
-def _of_uuid(name: str, accelerators: Sequence[Accelerator]) -> tuple[str, ...]:
-    exact = tuple(entry.uuid for entry in accelerators if entry.uuid == name)
-    return exact or tuple(entry.uuid for entry in accelerators if entry.device_uuid == name)
-
-
-def _instances(of_device: Iterable[Accelerator], gpu_instance: str) -> tuple[str, ...]:
-    return tuple(
-        entry.uuid
-        for entry in of_device
-        if entry.mig_instance is not None and entry.mig_instance.rpartition("/")[2] == gpu_instance
-    )
-
-
-def _of_claim(claimed: re.Match[str], accelerators: Sequence[Accelerator]) -> tuple[str, ...]:
-    """The device of that number; of its instances the one of that profile, if only one has it."""
-    of_device = [entry for entry in accelerators if entry.index == int(claimed[1])]
-    if claimed[2] is None:
-        return tuple(entry.uuid for entry in of_device)
-    profile = claimed[2].partition("-")[0]
-    uuids = tuple(
-        entry.uuid
-        for entry in of_device
-        if entry.mig_instance is not None
-        and entry.mig_instance.partition("/")[0].replace(".", "") == profile
-    )
-    return uuids if len(uuids) == 1 else ()
-
-
-def _is_gpu(device: AllocatedDevice) -> bool:
-    return "nvidia.com" in device.resource and not device.resource.startswith("compute-domain.")

@@ -1,9 +1,12 @@
 """Facts on a node's pods that pod-resources does not have, from the API server: UID, phase, labels,
-namespace labels.
+annotations, the controller; labels of namespaces; claims.
 
 `GET /api/v1/pods?fieldSelector=spec.nodeName=NODE` with a service account's token, which is read
 anew each time because the kubelet rotates it. Needs `list` on pods, on namespaces for their labels,
-and on resourceslices where devices are allocated by claims.
+and, where devices are allocated by claims, `list` on resourceslices and `get` on resourceclaims.
+
+Annotations may be 256 KiB long, so only the ones named here are decoded, and each only up to a
+bound.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
@@ -29,6 +32,8 @@ MAX_PAGE_BYTES = 16 * 1024 * 1024
 MAX_PAGES = 64
 LIST_S = 10.0
 """How long a list may take with all its pages."""
+MAX_ANNOTATION_CHARACTERS = 16_384
+"""A longer one is left out: a part of a list of cards would name other shares than the whole."""
 _PAGE = 100
 
 
@@ -38,6 +43,10 @@ class ApiFailed(AgentError):
 
 class NoSuchResource(ApiFailed):
     """The API server does not serve this version of a resource."""
+
+
+class NotAllowed(ApiFailed):
+    """The account has no right to ask this: its role lacks a rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,57 @@ class PodFacts:
     uid: str
     labels: Mapping[str, str] = field(default_factory=dict)
     ended: bool = False
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """Those that are read (`ANNOTATIONS`) and not too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedDevice:
+    """A device, or a share of one, as the status of a claim (DRA) has it.
+
+    `is_admin`: access to observe it, which does not allocate it. `consumed`: how much of the
+    device's capacities, by name; empty for a whole device.
+    """
+
+    is_admin: bool = False
+    consumed: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedDevice:
+    """A device of a resource slice: its UUID where the driver published one, and its capacities."""
+
+    uuid: str | None = None
+    capacities: Mapping[str, str] = field(default_factory=dict)
+
+
+DeviceKey = tuple[str, str, str]
+"""Driver, pool and name of a device that a DRA driver offers."""
+ShareKey = tuple[str, str, str, str]
+"""The same with the id of a share, which is empty for a whole device."""
+
+
+class _Annotations(
+    msgspec.Struct,
+    rename={
+        "gpu_fraction": "gpu-fraction",
+        "gpu_fraction_container_name": "gpu-fraction-container-name",
+        "gpu_memory": "gpu-memory",
+        "hami_devices": "hami.io/vgpu-devices-allocated",
+        "volcano_devices": "volcano.sh/vgpu-ids-new",
+    },
+):
+    """The annotations of pods that are read; no other one is decoded."""
+
+    gpu_fraction: str | None = None
+    gpu_fraction_container_name: str | None = None
+    gpu_memory: str | None = None
+    hami_devices: str | None = None
+    volcano_devices: str | None = None
+
+
+ANNOTATIONS = {entry.name: entry.encode_name for entry in msgspec.structs.fields(_Annotations)}
+"""Names of the annotations that are read, by field."""
 
 
 class _Metadata(msgspec.Struct):
@@ -57,6 +117,7 @@ class _Metadata(msgspec.Struct):
     namespace: str = ""
     uid: str = ""
     labels: dict[str, str] | None = None
+    annotations: _Annotations | None = None
 
 
 class _Status(msgspec.Struct):
@@ -67,13 +128,19 @@ class _Attribute(msgspec.Struct):
     text: str | None = msgspec.field(default=None, name="string")
 
 
+class _Capacity(msgspec.Struct):
+    value: str | int = ""
+
+
 class _Attributes(msgspec.Struct):
     attributes: dict[str, _Attribute] | None = None
+    capacity: dict[str, _Capacity] | None = None
 
 
 class _Device(msgspec.Struct):
     name: str = ""
     attributes: dict[str, _Attribute] | None = None
+    capacity: dict[str, _Capacity] | None = None
     basic: _Attributes | None = None
 
     @property
@@ -87,6 +154,12 @@ class _Device(msgspec.Struct):
             None,
         )
 
+    @property
+    def capacities(self) -> dict[str, str]:
+        """What the device has of each capacity, as a quantity."""
+        capacity = self.capacity or (self.basic.capacity if self.basic is not None else None) or {}
+        return {name: str(entry.value) for name, entry in capacity.items()}
+
 
 class _Pool(msgspec.Struct):
     name: str = ""
@@ -96,6 +169,31 @@ class _Spec(msgspec.Struct):
     driver: str = ""
     pool: _Pool = msgspec.field(default_factory=_Pool)
     devices: list[_Device] | None = None
+
+
+class _Result(msgspec.Struct):
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    share: str | None = msgspec.field(default=None, name="shareID")
+    admin: bool | None = msgspec.field(default=None, name="adminAccess")
+    consumed: dict[str, str | int] | None = msgspec.field(default=None, name="consumedCapacity")
+
+
+class _Devices(msgspec.Struct):
+    results: list[_Result] | None = None
+
+
+class _Allocation(msgspec.Struct):
+    devices: _Devices = msgspec.field(default_factory=_Devices)
+
+
+class _ClaimStatus(msgspec.Struct):
+    allocation: _Allocation | None = None
+
+
+class _Claim(msgspec.Struct):
+    status: _ClaimStatus = msgspec.field(default_factory=_ClaimStatus)
 
 
 class _Item(msgspec.Struct):
@@ -142,6 +240,7 @@ class ApiServer:
                 item.metadata.uid,
                 item.metadata.labels or {},
                 item.status.phase in {"Succeeded", "Failed"},
+                _annotations(item.metadata),
             )
             for item in self._list(
                 "/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"}, _Item
@@ -159,11 +258,8 @@ class ApiServer:
         """Every pending pod of the cluster, with the fields that `kind` reads. Raises ApiFailed."""
         return list(self._list("/api/v1/pods", {"fieldSelector": "status.phase=Pending"}, kind))
 
-    def device_uuids(self, node: str) -> dict[tuple[str, str, str], str]:
-        """UUIDs by (driver, pool, device) of the devices that DRA drivers offer on a node.
-
-        Raises ApiFailed.
-        """
+    def devices(self, node: str) -> dict[DeviceKey, OfferedDevice]:
+        """The devices that DRA drivers offer on a node. Raises ApiFailed."""
         selector = {"fieldSelector": f"spec.nodeName={node}"}
         try:
             items = list(self._list("/apis/resource.k8s.io/v1/resourceslices", selector, _Item))
@@ -172,10 +268,29 @@ class ApiServer:
                 self._list("/apis/resource.k8s.io/v1beta1/resourceslices", selector, _Item)
             )
         return {
-            (item.spec.driver, item.spec.pool.name, device.name): device.uuid
+            (item.spec.driver, item.spec.pool.name, device.name): OfferedDevice(
+                device.uuid, device.capacities
+            )
             for item in items
             for device in item.spec.devices or ()
-            if device.uuid
+        }
+
+    def claim(self, namespace: str, name: str) -> dict[ShareKey, ClaimedDevice]:
+        """The devices that a claim got; none while it is not allocated. Raises ApiFailed."""
+        group = "/apis/resource.k8s.io"
+        own = f"namespaces/{quote(namespace)}/resourceclaims/{quote(name)}"
+        until = time.monotonic() + self._timeout_s
+        try:
+            claim = self._get(f"{group}/v1/{own}", until, _Claim)
+        except NoSuchResource:
+            claim = self._get(f"{group}/v1beta1/{own}", until, _Claim)
+        allocation = claim.status.allocation or _Allocation()
+        return {
+            (entry.driver, entry.pool, entry.device, entry.share or ""): ClaimedDevice(
+                bool(entry.admin),
+                {key: str(value) for key, value in (entry.consumed or {}).items()},
+            )
+            for entry in allocation.devices.results or ()
         }
 
     def _list(self, path: str, query: Mapping[str, str], kind: type[Item]) -> Iterator[Item]:
@@ -192,6 +307,9 @@ class ApiServer:
         raise ApiFailed(f"{path}: more than {MAX_PAGES} pages")
 
     def _page(self, target: str, until: float, kind: type[Item]) -> _ListPage[Item]:
+        return self._get(target, until, _ListPage[kind])  # type: ignore[valid-type]
+
+    def _get(self, target: str, until: float, kind: type[Item]) -> Item:
         resource = f"API server {self._url.netloc}{target.partition('?')[0]}"
         try:
             token = (self._account / "token").read_text(encoding="ascii").strip()
@@ -212,10 +330,22 @@ class ApiServer:
             raise ApiFailed(f"{resource}: {error or type(error).__name__}") from error
         if answer.status == http.client.NOT_FOUND:
             raise NoSuchResource(f"{resource}: there is no such resource")
+        if answer.status == http.client.FORBIDDEN:
+            raise NotAllowed(f"{resource}: HTTP status {answer.status}")
         if answer.status != http.client.OK:
             raise ApiFailed(f"{resource}: HTTP status {answer.status}")
         try:
-            page: _ListPage[Item] = msgspec.json.decode(answer.body, type=_ListPage[kind])  # type: ignore[valid-type]
-            return page
+            return msgspec.json.decode(answer.body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ApiFailed(f"{resource}: {error}") from error
+
+
+def _annotations(metadata: _Metadata) -> dict[str, str]:
+    if metadata.annotations is None:
+        return {}
+    return {
+        name: value
+        for field_name, name in ANNOTATIONS.items()
+        if (value := getattr(metadata.annotations, field_name)) is not None
+        and len(value) <= MAX_ANNOTATION_CHARACTERS
+    }

@@ -1,9 +1,9 @@
 """The devices allocated to each pod: the kubelet's pod-resources API, v1 (GA since Kubernetes
 1.28).
 
-`/v1.PodResourcesLister/List` over the kubelet's unix socket names every pod of the node that holds
-devices. `Get` (for one pod by name) and `GetAllocatableResources` (what could be allocated) say no
-more about holders and are not called. Fields: kubernetes/kubelet
+`/v1.PodResourcesLister/List` over the kubelet's unix socket names every pod of the node, with the
+devices of those that hold any. `Get` (for one pod by name) and `GetAllocatableResources` (what
+could be allocated) say no more about holders and are not called. Fields: kubernetes/kubelet
 pkg/apis/podresources/v1/api.proto; unknown ones are skipped, for newer kubelets.
 """
 
@@ -25,7 +25,8 @@ class AllocatedDevice:
     (DRA).
 
     For a claim `resource` is the driver's name, such as gpu.nvidia.com, and `id` the device's name
-    in `pool`, such as gpu-0; `cdi` are its names for the container runtime.
+    in `pool`, such as gpu-0; `cdi` are its names for the container runtime, and `share` tells apart
+    the shares of a device that several claims consume (Kubernetes 1.36; empty: the whole device).
     """
 
     container: str
@@ -34,11 +35,13 @@ class AllocatedDevice:
     cdi: tuple[str, ...] = ()
     claim: str | None = None
     pool: str = ""
+    share: str = ""
+    claim_namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class AllocatedPod:
-    """A pod with the devices of all its containers."""
+    """A pod with the devices of all its containers; most pods have none."""
 
     namespace: str
     name: str
@@ -46,15 +49,14 @@ class AllocatedPod:
 
 
 def list_pods(socket_path: Path, timeout_s: float = 2.0) -> tuple[AllocatedPod, ...]:
-    """The pods of this node with allocated devices. Raises CallFailed or BadMessage."""
+    """The pods of this node. Raises CallFailed or BadMessage."""
     return read_list(call(socket_path, LIST, timeout_s=timeout_s))
 
 
 def read_list(message: bytes) -> tuple[AllocatedPod, ...]:
-    """The pods with devices of a ListPodResourcesResponse. Raises BadMessage."""
+    """The pods of a ListPodResourcesResponse. Raises BadMessage."""
     reader = Reader()
-    pods = (_pod(reader, content) for number, content in reader.parts(message) if number == 1)
-    return tuple(pod for pod in pods if pod.devices)
+    return tuple(_pod(reader, content) for number, content in reader.parts(message) if number == 1)
 
 
 def _pod(reader: Reader, message: bytes) -> AllocatedPod:
@@ -82,9 +84,9 @@ def _container(reader: Reader, message: bytes) -> list[AllocatedDevice]:
                 AllocatedDevice(name, resource, text(part)) for field, part in inner if field == 2
             ]
         elif number == 5:  # by a claim
-            claim = _first_text(inner, 2)
+            claim = _first_text(inner, 2), _first_text(inner, 3)
             devices += [
-                _claimed_devices(reader, part, name, claim) for field, part in inner if field == 4
+                _claimed_device(reader, part, name, claim) for field, part in inner if field == 4
             ]
     return devices
 
@@ -93,16 +95,17 @@ def _first_text(parts: Sequence[tuple[int, bytes]], wanted: int) -> str:
     return next((text(content) for number, content in parts if number == wanted), "")
 
 
-def _claimed_devices(reader: Reader, message: bytes, container: str, claim: str) -> AllocatedDevice:
-    driver = pool = device = ""
-    cdi: list[str] = []
-    for number, content in reader.parts(message):
-        if number == 1:
-            cdi += [text(name) for inner, name in reader.parts(content) if inner == 1]
-        elif number == 2:
-            driver = text(content)
-        elif number == 3:
-            pool = text(content)
-        elif number == 4:
-            device = text(content)
-    return AllocatedDevice(container, driver, device, tuple(cdi), claim, pool)
+def _claimed_device(
+    reader: Reader, message: bytes, container: str, claim: tuple[str, str]
+) -> AllocatedDevice:
+    parts = list(reader.parts(message))
+    cdi = [
+        text(name)
+        for number, content in parts
+        if number == 1
+        for inner, name in reader.parts(content)
+        if inner == 1
+    ]
+    driver, pool, device, share = (_first_text(parts, number) for number in (2, 3, 4, 5))
+    name, namespace = claim
+    return AllocatedDevice(container, driver, device, tuple(cdi), name, pool, share, namespace)

@@ -19,15 +19,15 @@ from fakes import kubelet
 from fakes.apiserver import TOKEN, api_server
 from gpuledger_agent.holder_observations import observe_holders
 from gpuledger_agent.owners import kubernetes_api, open_owners
+from gpuledger_agent.owners.device_names import resolve
 from gpuledger_agent.owners.grpc_unix import MAX_MESSAGE_BYTES, CallFailed, call
 from gpuledger_agent.owners.kubernetes import (
     Cluster,
     ClusterView,
     KubernetesOwners,
-    resolve,
     uids_by_logs,
 )
-from gpuledger_agent.owners.kubernetes_api import ApiFailed, ApiServer, PodFacts
+from gpuledger_agent.owners.kubernetes_api import ApiFailed, ApiServer, OfferedDevice, PodFacts
 from gpuledger_agent.owners.podresources import LIST, AllocatedDevice, AllocatedPod, list_pods
 from gpuledger_agent.owners.polling import NoRecentAnswer, PolledValue
 from gpuledger_agent.settings import Settings, SettingsError, load
@@ -70,11 +70,13 @@ def pod(name, *ids, namespace="vision", container="main"):
 # ---- the kubelet's client, against grpcio ----
 
 
-def test_pods_with_devices_are_listed_and_the_others_left_out(node):
+def test_pods_are_listed_with_devices_or_without(node):
     """Names, namespaces, containers and ids come through; topology, memory and CPUs are skipped."""
     node.pods = [kubelet.pod("vision", "train-0", UUID, OTHER), kubelet.pod("web", "front-1")]
-    (found,) = list_pods(node.path)
-    assert found == pod("train-0", UUID, OTHER)
+    assert list_pods(node.path) == (
+        pod("train-0", UUID, OTHER),
+        AllocatedPod("web", "front-1", ()),
+    )
 
 
 def test_claims_are_listed_with_driver_pool_device_and_cdi_names(node):
@@ -495,16 +497,22 @@ def test_a_server_that_trickles_does_not_hold_the_thread_for_ever(api, asked, mo
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
 def test_uuids_of_claimed_devices_come_from_resource_slices(api, asked, version):
-    """In the v1 API attributes are the device's, in v1beta1 they lie in `basic`; profiles without
-    UUID are left out.
+    """In the v1 API attributes are the device's, in v1beta1 they lie in `basic`; profiles have no
+    UUID.
     """
-    attributes = {"attributes": {"uuid": {"string": OTHER}, "index": {"int": 1}}}
+    attributes = {
+        "attributes": {"uuid": {"string": OTHER}, "index": {"int": 1}},
+        "capacity": {"memory": {"value": "80Gi"}},
+    }
     named = {"name": "gpu-0", **(attributes if version == "v1" else {"basic": attributes})}
     spec = {"driver": "gpu.nvidia.com", "pool": {"name": "n1"}, "nodeName": "n1"}
     api.slices[version] = [
         {"metadata": {"name": "s"}, "spec": {**spec, "devices": [named, {"name": "gpu-0-mig-1"}]}}
     ]
-    assert asked.device_uuids("n1") == {("gpu.nvidia.com", "n1", "gpu-0"): OTHER}
+    assert asked.devices("n1") == {
+        ("gpu.nvidia.com", "n1", "gpu-0"): OfferedDevice(OTHER, {"memory": "80Gi"}),
+        ("gpu.nvidia.com", "n1", "gpu-0-mig-1"): OfferedDevice(),
+    }
 
 
 def test_the_api_is_asked_when_a_pod_is_new_and_otherwise_twice_a_minute(api, asked):

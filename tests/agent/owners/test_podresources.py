@@ -54,9 +54,11 @@ PODS = (
                 ("k8s.gpu.nvidia.com/claim=0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0-gpu-1",),
                 "infer-gpu",
                 "node1",
+                claim_namespace="vision",
             ),
         ),
     ),
+    AllocatedPod("web", "front-1", ()),
 )
 
 
@@ -158,7 +160,7 @@ def test_random_bytes_are_read_or_refused(message):
         found = read_list(message)
     except BadMessage:
         return
-    assert all(one.devices for one in found)
+    assert len(found) <= len(message)
 
 
 @given(st.integers(0, len(MESSAGE)), st.integers(0, 255), st.integers(0, len(MESSAGE) - 1))
