@@ -140,6 +140,10 @@ class Workload:
     account: str | None = None
     name: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    job: str | None = None
+    """The job that it is a part of, such as `JobSet vision/train` of 64 pods; None: none is known."""
+    job_uid: str | None = None
+    """Which of the jobs of that name it is; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,11 @@ class WireAccelerator(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WireWorkload(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A workload that holds an accelerator, with its tags at that time."""
+    """A workload that holds an accelerator, with its tags and its job at that time.
+
+    `job` is the work that it is a part of (`JobSet vision/train`), `job_uid` which one of that name.
+    Receivers that do not know them ignore them.
+    """
 
     id: str
     kind: str
@@ -55,6 +59,8 @@ class WireWorkload(msgspec.Struct, frozen=True, omit_defaults=True):
     account: str | None = None
     name: str | None = None
     tags: dict[str, str] = {}
+    job: str | None = None
+    job_uid: str | None = None
 
 
 class WireUsageInterval(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -17,6 +17,7 @@ from gpuledger_agent.owners.kubernetes_api import (
     OfferedDevice,
     PodFacts,
 )
+from gpuledger_agent.owners.pod_jobs import Controller
 from gpuledger_agent.queue import kubernetes
 
 pytestmark = pytest.mark.slow
@@ -109,7 +110,7 @@ def test_pods_of_a_node_and_labels_of_namespaces(plane, asked):
     assert {name: fact.uid for (_, name), fact in facts.items()} == {**uids, "ended": ended}
     assert facts["vision", "ended"] == PodFacts(ended, {"project": "x"}, ended=True)
     assert facts["vision", "p0"].ended is False
-    assert asked.namespaces()["vision"]["team"] == "seg"
+    assert asked.namespaces()["vision"].labels["team"] == "seg"
 
 
 def test_annotations_that_are_read(plane, asked):
@@ -120,8 +121,16 @@ def test_annotations_that_are_read(plane, asked):
         "hami.io/vgpu-devices-allocated": cards,
         "example.com/notes": "n" * 200_000,
     }
-    add_pod(plane, "annotated", "n4", "Running", annotations=annotations)
+    owner = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "name": "train",
+        "uid": "1f",
+        "controller": True,
+    }
+    add_pod(plane, "annotated", "n4", "Running", annotations=annotations, owner=owner)
     (facts,) = asked.pods("n4").values()
+    assert facts.controller == Controller("Job", "train", "1f")
     assert facts.annotations == {
         "gpu-fraction": "0.5",
         "hami.io/vgpu-devices-allocated": cards,

@@ -26,12 +26,14 @@ from gpuledger_agent.owners.kubernetes_api import (
     ApiServer,
     ClaimedDevice,
     DeviceKey,
+    NamespaceFacts,
     NotAllowed,
     OfferedDevice,
     PodFacts,
     ShareKey,
 )
 from gpuledger_agent.owners.labels import tags_of
+from gpuledger_agent.owners.pod_jobs import job_of, people_of
 from gpuledger_agent.owners.pod_shares import (
     ClaimKey,
     Claims,
@@ -79,7 +81,7 @@ class Cluster:
     pods: Sequence[AllocatedPod] = ()
     """Those that have devices."""
     facts: Mapping[PodKey, PodFacts] = field(default_factory=dict)
-    namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    namespaces: Mapping[str, NamespaceFacts] = field(default_factory=dict)
     devices: Mapping[DeviceKey, OfferedDevice] = field(default_factory=dict)
     """Devices that claims (DRA) allocate."""
     claims: Mapping[ClaimKey, Mapping[ShareKey, ClaimedDevice]] = field(default_factory=dict)
@@ -119,7 +121,7 @@ class ClusterView:
             clock,
         )
         self._facts: Mapping[PodKey, PodFacts] = {}
-        self._namespaces: Mapping[str, Mapping[str, str]] = {}
+        self._namespaces: Mapping[str, NamespaceFacts] = {}
         self._devices: Mapping[DeviceKey, OfferedDevice] = {}
         self._claims: dict[ClaimKey, _AskedClaim] = {}
         self._watched: frozenset[PodKey] = frozenset()
@@ -321,9 +323,11 @@ class KubernetesOwners:
             return workload
         for (namespace, name), facts in cluster.facts.items():
             if facts.uid == workload.id:
-                labels = cluster.namespaces.get(namespace, {})
-                tags = {**workload.tags, **_tags(namespace, name, facts, labels)}
-                return replace(workload, name=f"{namespace}/{name}", tags=tags)
+                space = cluster.namespaces.get(namespace, NamespaceFacts())
+                pod = workload_of(namespace, name, (), facts, space)
+                tags = {**workload.tags, **pod.tags}
+                # The user of the process stays where the pod names none.
+                return replace(pod, user=pod.user or workload.user, tags=tags)
         return workload
 
     def _allocated_devices(
@@ -376,8 +380,8 @@ def _divide(
 
 def _workload_of_part(part: Part, cluster: Cluster) -> Workload:
     namespace, name = part.pod
-    labels = cluster.namespaces.get(namespace, {})
-    return workload_of(namespace, name, part.containers, cluster.facts.get(part.pod), labels)
+    space = cluster.namespaces.get(namespace, NamespaceFacts())
+    return workload_of(namespace, name, part.containers, cluster.facts.get(part.pod), space)
 
 
 def workload_of(
@@ -385,22 +389,22 @@ def workload_of(
     name: str,
     containers: Iterable[str],
     facts: PodFacts | None,
-    namespace_labels: Mapping[str, str],
+    space: NamespaceFacts,
 ) -> Workload:
     """The pod as a workload, identified by its UID where it is known, else by namespace/name."""
-    holding = ",".join(sorted(containers))
-    tags = _tags(namespace, name, facts, namespace_labels) | (
-        {"container": holding} if holding else {}
-    )
-    title = f"{namespace}/{name}"
+    title, holding = f"{namespace}/{name}", ",".join(sorted(containers))
+    own = {"namespace": namespace, "pod": name} | ({"container": holding} if holding else {})
+    if facts is None:
+        return Workload(title, "kubernetes", name=title, tags=tags_of(space.labels) | own)
+    people = people_of(facts.labels, facts.annotations, space.annotations.get("owner", ""))
+    labels = {**people.defaults, **space.labels, **facts.labels, **people.tags}
+    job = job_of(namespace, name, facts.labels, facts.annotations, facts.controller)
     return Workload(
-        (facts.uid if facts is not None else "") or title, "kubernetes", name=title, tags=tags
+        facts.uid or title,
+        "kubernetes",
+        user=people.user,
+        name=title,
+        tags=tags_of(labels) | own | ({"pod_uid": facts.uid} if facts.uid else {}),
+        job=None if job is None else job.title,
+        job_uid=None if job is None else job.uid or None,
     )
-
-
-def _tags(
-    namespace: str, name: str, facts: PodFacts | None, namespace_labels: Mapping[str, str]
-) -> dict[str, str]:
-    tags = tags_of({**namespace_labels, **(facts.labels if facts is not None else {})})
-    tags |= {"namespace": namespace, "pod": name}
-    return tags | {"pod_uid": facts.uid} if facts is not None and facts.uid else tags

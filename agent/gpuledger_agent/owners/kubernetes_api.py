@@ -25,6 +25,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from gpuledger_agent.owners.pod_jobs import Controller
 from gpuledger_common.http_exchange import BoundedConnection
 from gpuledger_common.readings import AgentError
 
@@ -61,6 +62,16 @@ class PodFacts:
     ended: bool = False
     annotations: Mapping[str, str] = field(default_factory=dict)
     """Those that are read (`ANNOTATIONS`) and not too long."""
+    controller: Controller | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceFacts:
+    """A namespace as the API server has it."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """As of a pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +103,41 @@ ShareKey = tuple[str, str, str, str]
 class _Annotations(
     msgspec.Struct,
     rename={
+        "dag": "dag_id",
+        "dag_run": "run_id",
+        "dag_task": "task_id",
         "gpu_fraction": "gpu-fraction",
         "gpu_fraction_container_name": "gpu-fraction-container-name",
         "gpu_memory": "gpu-memory",
         "hami_devices": "hami.io/vgpu-devices-allocated",
+        "jupyter_user": "hub.jupyter.org/username",
+        "profile_owner": "owner",
         "volcano_devices": "volcano.sh/vgpu-ids-new",
     },
 ):
-    """The annotations of pods that are read; no other one is decoded."""
+    """The annotations of pods and namespaces that are read; no other one is decoded."""
 
+    dag: str | None = None
+    dag_run: str | None = None
+    dag_task: str | None = None
     gpu_fraction: str | None = None
     gpu_fraction_container_name: str | None = None
     gpu_memory: str | None = None
     hami_devices: str | None = None
+    jupyter_user: str | None = None
+    profile_owner: str | None = None
     volcano_devices: str | None = None
 
 
 ANNOTATIONS = {entry.name: entry.encode_name for entry in msgspec.structs.fields(_Annotations)}
 """Names of the annotations that are read, by field."""
+
+
+class _Owner(msgspec.Struct):
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
 
 
 class _Metadata(msgspec.Struct):
@@ -118,6 +146,7 @@ class _Metadata(msgspec.Struct):
     uid: str = ""
     labels: dict[str, str] | None = None
     annotations: _Annotations | None = None
+    owners: list[_Owner] | None = msgspec.field(default=None, name="ownerReferences")
 
 
 class _Status(msgspec.Struct):
@@ -241,16 +270,19 @@ class ApiServer:
                 item.metadata.labels or {},
                 item.status.phase in {"Succeeded", "Failed"},
                 _annotations(item.metadata),
+                _controller(item.metadata),
             )
             for item in self._list(
                 "/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"}, _Item
             )
         }
 
-    def namespaces(self) -> dict[str, Mapping[str, str]]:
-        """Labels by namespace. Raises ApiFailed."""
+    def namespaces(self) -> dict[str, NamespaceFacts]:
+        """Facts by namespace. Raises ApiFailed."""
         return {
-            item.metadata.name: item.metadata.labels or {}
+            item.metadata.name: NamespaceFacts(
+                item.metadata.labels or {}, _annotations(item.metadata)
+            )
             for item in self._list("/api/v1/namespaces", {}, _Item)
         }
 
@@ -349,3 +381,8 @@ def _annotations(metadata: _Metadata) -> dict[str, str]:
         if (value := getattr(metadata.annotations, field_name)) is not None
         and len(value) <= MAX_ANNOTATION_CHARACTERS
     }
+
+
+def _controller(metadata: _Metadata) -> Controller | None:
+    owner = next((owner for owner in metadata.owners or () if owner.controller), None)
+    return None if owner is None else Controller(owner.kind, owner.name, owner.uid)

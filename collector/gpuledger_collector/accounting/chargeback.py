@@ -39,10 +39,10 @@ UNATTRIBUTED = "(unattributed)"
 UNPRICED = "(unpriced)"
 WASTED_STATES = (UNALLOCATED, STRANDED, COMMITMENT_UNUSED)
 """States whose whole cost is waste; of held time only the idle part is (accounting.waste)."""
-DIMENSIONS = (*LEVELS, "workload", "pool", "model", "node", "region")
+DIMENSIONS = (*LEVELS, "workload", "job", "pool", "model", "node", "region")
 """What a report can be grouped by."""
 _HOURS_UNIT = GPU_NS_PER_HOUR // 10**6
-_OWNER_DIMENSIONS = frozenset((*LEVELS, "workload"))
+_OWNER_DIMENSIONS = frozenset((*LEVELS, "workload", "job"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,9 +384,8 @@ def holder_keys(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
     if line.state in PAID_BY_OWNERS:
         named = zip(line.keys, by, strict=True)
         # An adjustment is paid by an owner and is no workload's: in that column stands its kind.
-        nobody = {
-            "workload": UNATTRIBUTED if line.state in {HELD, NODE_COST} else f"({line.state})"
-        }
+        kind = UNATTRIBUTED if line.state in {HELD, NODE_COST} else f"({line.state})"
+        nobody = {"workload": kind, "job": kind}
         return tuple(
             [
                 _show_key(key, name)

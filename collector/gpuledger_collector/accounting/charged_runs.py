@@ -105,6 +105,51 @@ class RunGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class ChargedJob:
+    """A job of several workloads that was charged in a period, in one currency (None: unpriced), or
+    a workload that belongs to none.
+
+    Amounts are micro-units.
+    """
+
+    job: str
+    uid: str
+    """Which job of that name; empty: not known, or no job."""
+    workloads: tuple[str, ...]
+    """Keys of its pods."""
+    user: str
+    team: str
+    gpu_model: str
+    accelerators: int
+    start_ms: int
+    end_ms: int
+    gpu_ns: int
+    idle_ns: int
+    unknown_ns: int
+    currency: str | None
+    cost_micro: int | None
+    idle_cost_micro: int | None
+
+    @property
+    def cost(self) -> Money | None:
+        """What it was charged for its GPU-time; None: unpriced."""
+        return self._money(self.cost_micro)
+
+    @property
+    def idle_cost(self) -> Money | None:
+        """How much of that was for idle time; None: unpriced."""
+        return self._money(self.idle_cost_micro)
+
+    @property
+    def has_known_activity(self) -> bool:
+        """Whether it is known of any of its time if it was used."""
+        return self.unknown_ns != self.gpu_ns
+
+    def _money(self, micro: int | None) -> Money | None:
+        return None if micro is None or not self.currency else Money(micro, self.currency)
+
+
+@dataclass(frozen=True, slots=True)
 class ListedRun:
     """A run of a list, and the cost of a unit of its output; None: it counted nothing."""
 

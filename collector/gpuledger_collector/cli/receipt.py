@@ -52,7 +52,11 @@ READINGS: Mapping[str, Callable[[float], str]] = {
 def receipt(
     session: Session,
     name: Annotated[
-        str, Argument(metavar="WORKLOAD", help="Its key, its id at the scheduler, or its name.")
+        str,
+        Argument(
+            metavar="WORKLOAD",
+            help="Its key, its id at the scheduler, or its name; or that of a job.",
+        ),
     ],
     form: options.PageForm = options.PageFormat.table,
     output: options.Output = None,
@@ -205,7 +209,7 @@ def as_json(itemized: WorkloadReceipt) -> str:
         currency: {"cost_micro": cost, "held_idle_cost_micro": idle, "found_micro": wasted}
         for currency, (cost, idle, wasted) in charged.totals().items()
     }
-    content = {
+    content: dict[str, Any] = {
         "key": workload.key,
         "name": workload.name,
         "user": workload.user,
@@ -215,6 +219,8 @@ def as_json(itemized: WorkloadReceipt) -> str:
         "items": as_objects(charged.items),
         "advice": [_advice_json(advice) for advice in charged.advice],
     }
+    if itemized.pods:
+        content["pods"] = list(itemized.pods)
     return json_text(content) + "\n"
 
 

@@ -30,6 +30,7 @@ from gpuledger_collector.cli.output import (
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.cli.workloads import require_one_workload
+from gpuledger_collector.export.jobs import JOBS
 from gpuledger_collector.export.run_sizes import RUN_SIZES, RunSize
 from gpuledger_collector.export.runs import (
     GPU_TIME_ONLY,
@@ -46,6 +47,7 @@ from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.run_report import compare_sizes, report_run
 from gpuledger_collector.services.runs import (
     Progress,
+    list_jobs,
     list_runs,
     report_progress,
     require_workload,
@@ -70,6 +72,13 @@ class Order(enum.StrEnum):
     waste = "waste"
     unit = "unit"
     newest = "newest"
+
+
+class Grouping(enum.StrEnum):
+    """What a line of the list is."""
+
+    workload = "workload"
+    job = "job"
 
 
 class Bucket(enum.StrEnum):
@@ -101,6 +110,10 @@ def runs(
         bool,
         Option("--scaling", help="Runs of one name on different numbers of GPUs, side by side."),
     ] = False,
+    by: Annotated[
+        Grouping,
+        Option("--by", help="A line for each workload, or for each job with its pods inside."),
+    ] = Grouping.workload,
     top: options.Top = 50,
     form: options.Form = options.Format.table,
     dsn: options.Dsn = None,
@@ -112,12 +125,25 @@ def runs(
     Cost is that of GPU-time, without node costs, as the column `notice` of CSV and JSON says;
     `chargeback --by workload` and `receipt` add a run's share of them. A unit's cost is of the time
     that its counters cover; `coverage` says how much of the charged time that is. With `--scaling`:
-    time and cost of a unit by number of GPUs, and the efficiency against the fewest.
+    time and cost of a unit by number of GPUs, and the efficiency against the fewest. With `--by
+    job`, the pods of a job and of its restarts are one line; what belongs to no job has its own.
     """
     if context.invoked_subcommand is not None:
         return
     levels = owner_levels(owner or [])
     asked = time_range(period, start, end, days)
+    if by is Grouping.job:
+        if scaling or sort is Order.unit:
+            refuse("--by job has no units: leave --scaling and --sort unit away")
+        with open_session(dsn, config) as session:
+            span = session.rate_range(asked)
+            with session.database.transaction() as connection:
+                jobs = list_jobs(connection, span, levels, order=sort.value, top=top or None)
+        if form is options.Format.table and not jobs:
+            print("no job was charged in this period")
+        else:
+            emit_report(form, JOBS, jobs, [GPU_TIME_ONLY])
+        return
     if scaling:
         with open_session(dsn, config) as session:
             span = session.rate_range(asked)

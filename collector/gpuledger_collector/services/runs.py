@@ -14,6 +14,7 @@ from gpuledger_collector.accounting.charged_runs import (
     ENDED,
     EVERY_RUN,
     RUNNING,
+    ChargedJob,
     ChargedRun,
     ListedRun,
     NamedWorkload,
@@ -29,7 +30,7 @@ from gpuledger_collector.services.run_report import (
     record_progress,
     report_run,
 )
-from gpuledger_collector.storage.billing import runs
+from gpuledger_collector.storage.billing import jobs, runs
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import workloads
 from gpuledger_collector.storage.locks import Connection
@@ -42,6 +43,14 @@ ORDERS: Mapping[str, Callable[[ChargedRun], Any]] = {
     NEWEST: lambda run: (-run.start_ms, run.key),
 }
 """How a list may be ordered, besides by the cost of a unit."""
+
+
+JOB_ORDERS: Mapping[str, Callable[[ChargedJob], Any]] = {
+    COST: lambda job: (-(job.cost_micro or 0), -job.gpu_ns, job.job, job.uid),
+    WASTE: lambda job: (-(job.idle_cost_micro or 0), -job.idle_ns, job.job, job.uid),
+    NEWEST: lambda job: (-job.start_ms, job.job, job.uid),
+}
+"""How a list of jobs may be ordered: units are counted by workload."""
 
 
 class NotOneWorkload(LookupError):
@@ -184,6 +193,23 @@ def _group(name: str, currency: str | None, runs: Sequence[ChargedRun]) -> RunGr
         sum(run.idle_ns for run in runs) if any(run.has_known_activity for run in runs) else None,
         next(iter(total_by_currency(run.cost for run in runs)), None),
     )
+
+
+def list_jobs(
+    connection: Connection,
+    period: Period,
+    owner: Mapping[str, str],
+    viewer: Mapping[str, str] | None = None,
+    *,
+    order: str = COST,
+    top: int | None = None,
+) -> list[ChargedJob]:
+    """List the jobs that an owner was charged for, each with its workloads, read with the rights of
+    a viewer; the first `top`, None: all.
+    """
+    with as_viewer(connection, viewer):
+        charged = jobs.list_charged(connection, period, owner)
+    return sorted(charged, key=JOB_ORDERS[order])[:top]
 
 
 def list_run_places(

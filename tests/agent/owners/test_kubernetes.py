@@ -27,7 +27,13 @@ from gpuledger_agent.owners.kubernetes import (
     KubernetesOwners,
     uids_by_logs,
 )
-from gpuledger_agent.owners.kubernetes_api import ApiFailed, ApiServer, OfferedDevice, PodFacts
+from gpuledger_agent.owners.kubernetes_api import (
+    ApiFailed,
+    ApiServer,
+    NamespaceFacts,
+    OfferedDevice,
+    PodFacts,
+)
 from gpuledger_agent.owners.podresources import LIST, AllocatedDevice, AllocatedPod, list_pods
 from gpuledger_agent.owners.polling import NoRecentAnswer, PolledValue
 from gpuledger_agent.settings import Settings, SettingsError, load
@@ -301,9 +307,8 @@ def test_labels_are_tags_and_those_of_the_namespace_their_defaults():
             "u1", {"project": "seg", "namespace": "fake", "pod-template-hash": "5d4f", "a.b/c": "d"}
         )
     }
-    namespaces = {
-        "vision": {"team": "vision", "project": "default", "kubernetes.io/metadata.name": "vision"}
-    }
+    labels = {"team": "vision", "project": "default", "kubernetes.io/metadata.name": "vision"}
+    namespaces = {"vision": NamespaceFacts(labels)}
     (holder,) = owners_of(Cluster([pod("p", UUID)], facts, namespaces)).holders([WHOLE], [])[UUID]
     assert holder.workload.id == "u1"
     assert dict(holder.workload.tags) == {

@@ -122,6 +122,9 @@ def workload_content(key: str, record: WireWorkload) -> Content:
     """The attributes of a workload that a bill depends on."""
     # Sorted, so that the order in which an agent lists the tags makes no difference.
     attributes = [record.user, record.account, record.name, sorted(record.tags.items())]
+    # Only where there is one: without a job, content and digest are those of earlier versions.
+    if record.job is not None:
+        attributes += [record.job, record.job_uid]
     return "workload", key, json.dumps(attributes, ensure_ascii=False)
 
 
@@ -514,27 +517,31 @@ def write_accelerators(connection: Connection, records: list[WireAccelerator]) -
 def write_workloads(connection: Connection, entries: list[_Entry], now_ms: int) -> dict[str, int]:
     """Write rows for new or changed workloads, each key once; return ids by key.
 
-    A user, an account or a name of None keeps what is stored; tags are replaced.
+    A user, an account, a name or a job of None keeps what is stored; tags are replaced.
     """
     if not entries:
         return {}
     keys, records = [key for key, _, _ in entries], [record for _, record, _ in entries]
     connection.execute(
         """
-        INSERT INTO workload AS old (key, kind, external_id, user_name, account, name, tags, first_seen_at)
-        SELECT key, kind, id, user_name, account, name, tags::jsonb, %s
-        FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[])
-            AS new (key, kind, id, user_name, account, name, tags)
+        INSERT INTO workload AS old
+            (key, kind, external_id, user_name, account, name, job, job_uid, tags, first_seen_at)
+        SELECT key, kind, id, user_name, account, name, job, job_uid, tags::jsonb, %s
+        FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+                    %s::text[])
+            AS new (key, kind, id, user_name, account, name, job, job_uid, tags)
         ON CONFLICT (key) DO UPDATE SET
             user_name = coalesce(excluded.user_name, old.user_name), account = coalesce(excluded.account, old.account),
-            name = coalesce(excluded.name, old.name), tags = excluded.tags, last_seen_at = excluded.last_seen_at
+            name = coalesce(excluded.name, old.name), job = coalesce(excluded.job, old.job),
+            job_uid = CASE WHEN excluded.job IS NULL THEN old.job_uid ELSE excluded.job_uid END,
+            tags = excluded.tags, last_seen_at = excluded.last_seen_at
         """,
         (
             to_datetime(now_ms),
             keys,
             *[
                 [getattr(record, name) for record in records]
-                for name in ("kind", "id", "user", "account", "name")
+                for name in ("kind", "id", "user", "account", "name", "job", "job_uid")
             ],
             [json.dumps(record.tags) for record in records],
         ),
@@ -579,13 +586,15 @@ def write_workload_attributes(
     wanted = [content for content in contents if content[0] == "workload"]
     if not wanted:
         return {}
-    users, accounts, names, tags = zip(*(json.loads(content[2]) for content in wanted), strict=True)
+    # Content without a job ends with the tags.
+    read = ((*json.loads(content[2]), None, None)[:6] for content in wanted)
+    users, accounts, names, tags, jobs, uids = zip(*read, strict=True)
     connection.execute(
         """
-        INSERT INTO workload_attributes (workload_id, digest, user_name, account, name, tags)
-        SELECT id, digest, user_name, account, name, tags::jsonb
-        FROM unnest(%s::bigint[], %s::bytea[], %s::text[], %s::text[], %s::text[], %s::text[])
-            AS new (id, digest, user_name, account, name, tags)
+        INSERT INTO workload_attributes (workload_id, digest, user_name, account, name, tags, job, job_uid)
+        SELECT id, digest, user_name, account, name, tags::jsonb, job, job_uid
+        FROM unnest(%s::bigint[], %s::bytea[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[])
+            AS new (id, digest, user_name, account, name, tags, job, job_uid)
         ON CONFLICT (workload_id, digest) DO NOTHING
         """,
         (
@@ -595,6 +604,8 @@ def write_workload_attributes(
             list(accounts),
             list(names),
             [json.dumps(dict(pairs)) for pairs in tags],
+            list(jobs),
+            list(uids),
         ),
     )
     return _attribute_ids(connection, "workload", wanted, ids)

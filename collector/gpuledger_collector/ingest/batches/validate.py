@@ -340,7 +340,16 @@ def check_workload(workload: WireWorkload) -> str | None:
     if not workload.id or not workload.kind:
         return "id or kind: is empty"
     if reason := _bad_field(
-        workload, {"id": 1000, "kind": 64, "user": 1000, "account": 1000, "name": 1000}
+        workload,
+        {
+            "id": 1000,
+            "kind": 64,
+            "user": 1000,
+            "account": 1000,
+            "name": 1000,
+            "job": 1000,
+            "job_uid": 1000,
+        },
     ):
         return reason
     if len(workload.tags) > MAX_TAGS:

@@ -72,12 +72,12 @@ def lines(
         SELECT {"".join(key + ", " for key in keys)} l.state, l.currency, l.correction_of, {sums},
             sum(l.cost_micro) AS borne_micro
         FROM (
-            SELECT {_COLUMNS}, NULL::bigint AS amended_ms, '' AS correction_of FROM charge
+            SELECT {_COLUMNS}, day_ms AS billed_ms, NULL::bigint AS amended_ms, '' AS correction_of FROM charge
             WHERE day_ms >= %(start)s AND day_ms < %(end)s
-            UNION ALL SELECT {_COLUMNS}, day_ms, {reports.AMENDS if apart else "''"} FROM correction
+            UNION ALL SELECT {_COLUMNS}, booked_day_ms, day_ms, {reports.AMENDS if apart else "''"} FROM correction
             WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s
         ) l LEFT JOIN price p ON p.id = l.price_id LEFT JOIN owner o ON o.id = l.owner_id
-        LEFT JOIN workload w ON w.id = l.workload_id
+        LEFT JOIN workload w ON w.id = l.workload_id{reports.CLOSED_WORKLOADS if "job" in by else ""}
         GROUP BY {groups} ORDER BY {groups}
         """,
         {

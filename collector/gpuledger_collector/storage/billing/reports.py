@@ -113,10 +113,16 @@ _MONTH_OR_DAYS = f"""
 """Lines by `own`: of the ledger of months if it has the period, else of that of days; and
 corrections.
 """
+_WORKLOAD = "CASE WHEN w.kind = 'imported' THEN w.external_id ELSE w.key END"
+CLOSED_WORKLOADS = """ LEFT JOIN billing_period b ON b.start_ms <= l.billed_ms AND b.end_ms > l.billed_ms
+    LEFT JOIN closed_workload k ON k.period_start_ms = b.start_ms AND k.workload_id = l.workload_id"""
+"""SQL: what was known of workloads `w` when the month of lines `l` was closed."""
 CHARGE_DIMENSIONS = {
     **_DAY_DIMENSIONS,
     "node": "l.node",
-    "workload": "CASE WHEN w.kind = 'imported' THEN w.external_id ELSE w.key END",
+    "workload": _WORKLOAD,
+    # As it was when the month was closed, and a line of its own for what belongs to no job.
+    "job": f"coalesce(CASE WHEN k.workload_id IS NULL THEN w.job ELSE k.job END, {_WORKLOAD})",
     COMMITMENT_REGION: (
         "(SELECT m.region FROM commitment m WHERE m.id = l.commitment_id "
         "AND l.state = 'commitment_unused')"
@@ -175,8 +181,10 @@ def lines_query(by: Sequence[str], *, apart: bool = False, own_levels: Sequence[
     daily = all(name in _DAY_DIMENSIONS for name in by)
     dimensions = _DAY_DIMENSIONS if daily else CHARGE_DIMENSIONS
     joins = "LEFT JOIN owner o ON o.id = l.owner_id"
-    if "workload" in by:
+    if "workload" in by or "job" in by:
         joins += " LEFT JOIN workload w ON w.id = l.workload_id"
+    if "job" in by:
+        joins += CLOSED_WORKLOADS
     # An array, so that it is known before any line is read: others' lines are neither added up nor
     # joined.
     named = " AND ".join(f"{LEVEL_COLUMNS[level]} = %(own_{level})s" for level in own_levels)
@@ -194,9 +202,9 @@ def lines_query(by: Sequence[str], *, apart: bool = False, own_levels: Sequence[
         added = _ADDED
         columns = f"{_DAY_COLUMNS}, node, workload_id, commitment_id"
         lines = (
-            f"SELECT {columns}, NULL::bigint AS amended_ms, '' AS correction_of FROM charge "
-            f"WHERE day_ms >= %(start)s AND day_ms < %(end)s{only} "
-            f"UNION ALL SELECT {columns}, day_ms, {amends} FROM correction "
+            f"SELECT {columns}, day_ms AS billed_ms, NULL::bigint AS amended_ms, '' AS correction_of"
+            f" FROM charge WHERE day_ms >= %(start)s AND day_ms < %(end)s{only} "
+            f"UNION ALL SELECT {columns}, booked_day_ms, day_ms, {amends} FROM correction "
             f"WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s{only}"
         )
     groups = ", ".join(str(at + 1) for at in range(len(by) + 3))

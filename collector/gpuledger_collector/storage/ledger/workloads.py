@@ -19,8 +19,8 @@ def facts(connection: Connection, ids: Sequence[int]) -> dict[int, WorkloadFacts
         for workload in select_as(
             connection,
             WorkloadFacts,
-            "SELECT id, kind, user_name AS user, account, name, tags, key FROM workload WHERE id ="
-            " ANY(%s)",
+            "SELECT id, kind, user_name AS user, account, name, tags, key, coalesce(job, '') AS job"
+            " FROM workload WHERE id = ANY(%s)",
             (list(ids),),
         )
     }
@@ -46,7 +46,7 @@ def attributes(connection: Connection, ids: Sequence[int]) -> dict[int, Workload
         for row in select(
             connection,
             "SELECT w.id, w.kind, t.user_name AS user, t.account, t.name, t.tags, w.key,"
-            " t.id AS attributes_id FROM unnest(%s::bigint[]) AS n (id) CROSS JOIN LATERAL"
+            " coalesce(t.job, '') AS job, t.id AS attributes_id FROM unnest(%s::bigint[]) AS n (id) CROSS JOIN LATERAL"
             " (SELECT *"
             " FROM workload_attributes WHERE id = n.id OFFSET 0) t CROSS JOIN LATERAL (SELECT id,"
             " kind, key"
@@ -78,6 +78,16 @@ def list_called(connection: Connection, name: str, node: str | None = None) -> l
         if called:
             return called
     return []
+
+
+def list_of_job(connection: Connection, job: str) -> list[NamedWorkload]:
+    """Workloads of the jobs with this name."""
+    return select_as(
+        connection,
+        NamedWorkload,
+        "SELECT id, key, name, user_name AS user FROM workload WHERE job = %(job)s ORDER BY id",
+        {"job": job},
+    )
 
 
 def other_runs(connection: Connection, workload_id: int) -> list[str]:

@@ -24,7 +24,7 @@ from gpuledger_collector.storage.schema.columns import (
     texts,
     version_columns,
 )
-from gpuledger_collector.storage.schema.ledger import charge_columns, check_columns
+from gpuledger_collector.storage.schema.ledger import charge_columns, check_columns, job_columns
 
 table(
     "price",
@@ -284,6 +284,7 @@ table(
     *optional(TEXT, "name"),
     *optional(TEXT, "user_name", person=Person.NAME),
     *required_columns(JSONB, "tags"),
+    *job_columns(),
     stays="as it was sealed when its month was closed",
 )
 

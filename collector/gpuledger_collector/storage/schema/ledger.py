@@ -71,6 +71,19 @@ def charge_columns() -> list[sa.Column[Any]]:
     ]
 
 
+def job_columns() -> list[sa.Column[Any]]:
+    """Declare the job of a workload."""
+    return [
+        column(
+            "job",
+            TEXT,
+            "the work that it is a part of, such as JobSet vision/train; null: none known",
+            nullable=True,
+        ),
+        column("job_uid", TEXT, "which job of that name; null: not known", nullable=True),
+    ]
+
+
 def check_columns() -> list[sa.Column[Any]]:
     """Declare the sums and the result of a conservation check."""
     return [
@@ -196,6 +209,7 @@ table(
     column("tags", JSONB, default="{}"),
     *required_columns(INSTANT, "first_seen_at"),
     column("last_seen_at", INSTANT, default=sa.func.now(), nullable=True),
+    *job_columns(),
 )
 
 table(
@@ -208,6 +222,7 @@ table(
     *optional(TEXT, "user_name", "account", person=Person.NAME),
     *optional(TEXT, "name"),
     column("tags", JSONB, default="{}"),
+    *job_columns(),
     sa.UniqueConstraint("workload_id", "digest"),
 )
 

@@ -1,0 +1,97 @@
+"""A GPU node of a Kubernetes cluster from its kubelet to the bill: a real gRPC server as kubelet, a
+real HTTPS server as API server, the agent's own owner source, meter and batches, a real collector.
+"""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from fakes import kubelet
+from fakes.apiserver import Server
+from fakes.batches import EPOCH, HEARTBEAT
+from fakes.facts import HOUR, World
+from gpuledger_agent.owners.kubernetes import ClusterView, KubernetesOwners
+from gpuledger_agent.owners.kubernetes_api import ApiServer
+from gpuledger_agent.owners.podresources import list_pods
+from gpuledger_agent.owners.polling import PolledValue
+from gpuledger_common.batches import BatchMaker
+from gpuledger_common.meter import Meter
+from gpuledger_common.readings import Accelerator, Health, Sample
+from gpuledger_common.wire import Batch, Samples
+
+MINUTE = 60_000
+MEBIBYTE = 1024 * 1024
+
+
+def card(number: int) -> str:
+    """The UUID of a card of the node."""
+    return f"GPU-00000000-0000-4000-8000-{number:012}"
+
+
+class KubernetesNode:
+    """Its pods are those of `kubelet.pods`; what is known of them is in `api`."""
+
+    def __init__(self, kubelet_server: kubelet.Kubelet, api: Server, world: World, cards: int):
+        self.kubelet, self.api, self.world = kubelet_server, api, world
+        self.cards = tuple(
+            Accelerator(card(at), card(at), at, "NVIDIA H100", memory_bytes=80_000 * MEBIBYTE)
+            for at in range(cards)
+        )
+        self._now_s = itertools.count(step=31)
+        view = ClusterView(
+            lambda: list_pods(kubelet_server.path),
+            ApiServer(api.url, api.account),
+            "n1",
+            clock=lambda: float(next(self._now_s)),
+        )
+        self.polled = PolledValue("kubernetes", view.look, 5, 1e12)
+        self.owners = KubernetesOwners(self.polled)
+        self._seq = itertools.count(1)
+
+    def pod(self, namespace: str, name: str, *devices: str, **facts: object) -> None:
+        """A pod that holds devices, with what the API server knows of it."""
+        self.kubelet.pods.append(kubelet.pod(namespace, name, *devices))
+        self.api.pods.append(self.api.pod(namespace, name, f"uid-{name}", **facts))
+
+    def clear(self) -> None:
+        """No pods."""
+        self.kubelet.pods, self.api.pods = [], []
+
+    def hold(self, start_ms: int, minutes: int = 60) -> None:
+        """Meter the pods as they are now, a sample a minute, and send what was metered."""
+        self.polled.refresh()
+        holders = self.owners.holders(self.cards, [])
+        meter = Meter(gap_ms=2 * MINUTE)
+        for at_ms in range(start_ms, start_ms + minutes * MINUTE + 1, MINUTE):
+            for entry in self.cards:
+                sample = Sample(
+                    entry.uuid, at_ms * 10**6, {"gpu_utilization_ratio": 0.5}, health=Health()
+                )
+                meter.tick(sample, at_ms, holders.get(entry.uuid, ()))
+        maker = BatchMaker(self.cards, "", {})
+        intervals = maker.usage_intervals(meter.take())
+        batch = maker.batch("n1", EPOCH, next(self._seq), HEARTBEAT, intervals, Samples())
+        status, answer = self.world.collector.send(
+            msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=Batch)
+        )
+        assert (status, answer["status"]) == (200, "committed"), answer
+
+    def hours(self, month: str, by: str) -> dict[str, str]:
+        """GPU-hours by row of a month's bill, to the millisecond."""
+        return {name: hours for name, (hours, _) in self.world.bill(month, by).items()}
+
+
+@contextmanager
+def kubernetes_node(
+    folder: Path, api: Server, world: World, cards: int = 1
+) -> Iterator[KubernetesNode]:
+    """A node with its kubelet until the end of the block."""
+    api.reset()
+    with kubelet.running(folder / "kubelet.sock") as running:
+        yield KubernetesNode(running, api, world, cards)
+
+
+__all__ = ["HOUR", "KubernetesNode", "card", "kubernetes_node"]
