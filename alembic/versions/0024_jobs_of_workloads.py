@@ -1,4 +1,4 @@
-"""The job that a workload is a part of, as reported and as it was when its month was closed.
+"""The job that a workload is a part of, as reported and as it was when its month was closed; claims of owners.
 
 Revision ID: 0024
 """
@@ -22,9 +22,14 @@ def upgrade() -> None:
         op.execute(f"ALTER TABLE {table} ADD COLUMN job TEXT, ADD COLUMN job_uid TEXT")
         op.execute(f"COMMENT ON COLUMN {table}.job IS '{JOB}'")
         op.execute(f"COMMENT ON COLUMN {table}.job_uid IS '{UID}'")
+    op.execute("COMMENT ON COLUMN refused_claim.kind IS 'node, pool, board, holder or owner'")
+    op.execute("COMMENT ON COLUMN refused_claim.subject IS 'the claimed pool, node, board, workload or owner'")
 
 
 def downgrade() -> None:
     """Forget the jobs."""
     for table in TABLES:
         op.execute(f"ALTER TABLE {table} DROP COLUMN job, DROP COLUMN job_uid")
+    op.execute("DELETE FROM refused_claim WHERE kind = 'owner'")
+    op.execute("COMMENT ON COLUMN refused_claim.kind IS 'node, pool, board or holder'")
+    op.execute("COMMENT ON COLUMN refused_claim.subject IS 'the claimed pool, node, board or workload'")

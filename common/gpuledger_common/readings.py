@@ -144,6 +144,8 @@ class Workload:
     """The job that it is a part of, such as `JobSet vision/train` of 64 pods; None: none is known."""
     job_uid: str | None = None
     """Which of the jobs of that name it is; None: not known."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Owners that its labels claimed and that it may not name, by level; they are no tags."""
 
 
 @dataclass(frozen=True, slots=True)

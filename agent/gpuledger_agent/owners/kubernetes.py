@@ -32,8 +32,9 @@ from gpuledger_agent.owners.kubernetes_api import (
     PodFacts,
     ShareKey,
 )
-from gpuledger_agent.owners.labels import tags_of
+from gpuledger_agent.owners.labels import MAX_VALUE_CHARACTERS, tags_of
 from gpuledger_agent.owners.pod_jobs import job_of, people_of
+from gpuledger_agent.owners.pod_owners import refused_levels
 from gpuledger_agent.owners.pod_shares import (
     ClaimKey,
     Claims,
@@ -397,7 +398,9 @@ def workload_of(
     if facts is None:
         return Workload(title, "kubernetes", name=title, tags=tags_of(space.labels) | own)
     people = people_of(facts.labels, facts.annotations, space.annotations.get("owner", ""))
-    labels = {**people.defaults, **space.labels, **facts.labels, **people.tags}
+    refused = refused_levels(facts.labels, space.labels, space.annotations)
+    chosen = {key: value for key, value in facts.labels.items() if key not in refused}
+    labels = {**people.defaults, **space.labels, **chosen, **people.tags}
     job = job_of(namespace, name, facts.labels, facts.annotations, facts.controller)
     return Workload(
         facts.uid or title,
@@ -407,4 +410,5 @@ def workload_of(
         tags=tags_of(labels) | own | ({"pod_uid": facts.uid} if facts.uid else {}),
         job=None if job is None else job.title,
         job_uid=None if job is None else job.uid or None,
+        refused={level: name[:MAX_VALUE_CHARACTERS] for level, name in refused.items()},
     )

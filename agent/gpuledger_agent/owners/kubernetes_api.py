@@ -103,6 +103,9 @@ ShareKey = tuple[str, str, str, str]
 class _Annotations(
     msgspec.Struct,
     rename={
+        "allowed_orgs": "gpuledger.allowed-orgs",
+        "allowed_projects": "gpuledger.allowed-projects",
+        "allowed_teams": "gpuledger.allowed-teams",
         "dag": "dag_id",
         "dag_run": "run_id",
         "dag_task": "task_id",
@@ -117,6 +120,9 @@ class _Annotations(
 ):
     """The annotations of pods and namespaces that are read; no other one is decoded."""
 
+    allowed_orgs: str | None = None
+    allowed_projects: str | None = None
+    allowed_teams: str | None = None
     dag: str | None = None
     dag_run: str | None = None
     dag_task: str | None = None

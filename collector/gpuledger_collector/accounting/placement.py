@@ -29,6 +29,8 @@ between.
 FAR_MS = 2**62
 """An end for what has none yet."""
 SEEN, STATED = "agent", "import"
+OWNER = "owner"
+"""Kind of a claim of a workload to be charged to an owner that its namespace does not allow."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -152,7 +154,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class PlacementClaim:
-    """A claim that was refused: `kind` is node, pool or board, `subject` what was claimed."""
+    """A claim that was refused: `kind` is node, pool, board, holder or owner, `subject` what was
+    claimed.
+    """
 
     accelerator_id: int
     node_id: int
@@ -187,6 +191,11 @@ class RefusedClaim:
             return (
                 f"{self.node} reports {self.uuid} beside parts that make one whole device; it does"
                 " not count"
+            )
+        if self.kind == OWNER:
+            return (
+                f"{self.node}: {self.subject}, whom its namespace does not allow; the namespace's"
+                " owner is charged"
             )
         if self.kind == "holder":
             return (

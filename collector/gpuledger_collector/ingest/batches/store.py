@@ -48,6 +48,7 @@ from gpuledger_collector.ingest.batches.latest_values import (
     updates_of,
     write_updates,
 )
+from gpuledger_collector.ingest.batches.owner_claims import write_owner_claims
 from gpuledger_collector.ingest.batches.samples import copy_samples, join_samples
 from gpuledger_collector.ingest.batches.slow_values import SlowValues
 from gpuledger_collector.ingest.batches.usage_intervals import (
@@ -322,6 +323,7 @@ class Store:
         # 1. Usage intervals, as they were reported: bills are computed from them.
         intervals = join_usage_intervals(batches)
         copy_usage_intervals(connection, intervals, presence_intervals(batches))
+        write_owner_claims(connection, batches)
         # 2. The inventory. Most batches only confirm the cached placements; the others are settled
         # in the database.
         changed = [entry for entry in batches if not self._is_confirmed(entry)]

@@ -19,6 +19,7 @@ import numpy as np
 
 from gpuledger_collector.accounting.counters import COUNTERS, LATEST_DAYS, MAX_COUNTED
 from gpuledger_collector.accounting.inference import COUNTERS as TOKEN_COUNTERS
+from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.token_counters import LATEST_DAYS as PAGE_DAYS
 from gpuledger_collector.ingest.batches.columns import DTYPES, Array, to_array
@@ -358,6 +359,10 @@ def check_workload(workload: WireWorkload) -> str | None:
         reason = bad_text(tag, 200) or bad_text(value, 4000)
         if reason:
             return f"tags[{tag[:40]!a}]: {reason}"
+    for level, name in workload.refused.items():
+        reason = "is no level" if level not in LEVELS else bad_text(name, 4000)
+        if reason:
+            return f"refused[{level[:40]!a}]: {reason}"
     return None
 
 

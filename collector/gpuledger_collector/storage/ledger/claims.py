@@ -24,8 +24,8 @@ _NAMED = """
 def drop(connection: Connection, accelerators: Sequence[int], since_ms: int) -> None:
     """Delete claims that began at or after an instant, before that time is placed again."""
     connection.execute(
-        "DELETE FROM refused_claim WHERE accelerator_id = ANY(%s) AND first_ms >= %s AND kind <>"
-        " 'holder'",
+        "DELETE FROM refused_claim WHERE accelerator_id = ANY(%s) AND first_ms >= %s AND kind NOT"
+        " IN ('holder', 'owner')",
         (list(accelerators), since_ms),
     )
 
@@ -76,11 +76,12 @@ def upsert_contradictions(connection: Connection, contradictions: Sequence[Contr
 
 
 def list_undecided(connection: Connection, period: Period) -> list[RefusedClaim]:
-    """List claims of time in a period that no inventory decides."""
+    """List claims of time in a period that no inventory and no namespace decides."""
     return select_as(
         connection,
         RefusedClaim,
-        f"{_NAMED} WHERE c.first_ms < %s AND c.last_ms > %s AND (c.kind = 'holder' OR NOT EXISTS"
+        f"{_NAMED} WHERE c.first_ms < %s AND c.last_ms > %s AND c.kind <> 'owner' AND (c.kind ="
+        " 'holder' OR NOT EXISTS"
         " (SELECT FROM inventory i JOIN accelerator p ON p.id = i.accelerator_id WHERE p.uuid IN"
         " (a.uuid, a.device_uuid) AND i.in_ms < c.last_ms AND (i.out_ms IS NULL OR i.out_ms >"
         " c.first_ms))) ORDER BY c.first_ms, a.uuid, n.name, c.kind, c.subject",

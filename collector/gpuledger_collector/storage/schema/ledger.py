@@ -231,8 +231,8 @@ table(
     "Claims refused because they would change what another owner pays; a person decides.",
     *keys(BIG, "accelerator_id"),
     key("node_id", BIG, "node that makes the claim"),
-    key("kind", TEXT, "node, pool, board or holder"),
-    key("subject", TEXT, "the claimed pool, node, board or workload"),
+    key("kind", TEXT, "node, pool, board, holder or owner"),
+    key("subject", TEXT, "the claimed pool, node, board, workload or owner"),
     *required_columns(BIG, "first_ms", "last_ms"),
 )
 
