@@ -25,6 +25,8 @@ from gpuledger_common.readings import (
     ChangingSource,
     Holders,
     Inventory,
+    Machine,
+    MachineSource,
     OwnerSource,
     Sample,
     Source,
@@ -215,7 +217,8 @@ class Sampler:
         # Everything that can fail on its own account happens before `take`, or puts back what was
         # taken.
         level = downsampling.level(spool.fill())
-        heartbeat = self._heartbeat(spool)
+        machine = self.machine() or Machine()
+        heartbeat, pool = self._heartbeat(spool, machine), self.pool or machine.pool
         intervals, rows = self.meter.take(), self._rows
         counters = [] if self.counter_reader is None else self.counter_reader.take()
         tokens = [] if self.gateway_reader is None else self.gateway_reader.take()
@@ -233,7 +236,7 @@ class Sampler:
             tokens: Sequence[wire.TokenCount] = (),
         ) -> int:
             health = {uuid: sample.health for uuid, sample in self.latest.samples.items()}
-            maker = BatchMaker(listed, self.pool, health)
+            maker = BatchMaker(listed, pool, health)
             usage_intervals, samples = maker.usage_intervals(intervals), self._columns(maker, rows)
             # The maker numbers accelerators and workloads as they are named, so all records are
             # made before the batch.
@@ -275,11 +278,24 @@ class Sampler:
         self._rows, self._departed = [], []
         return number
 
-    def _heartbeat(self, spool: Spool) -> wire.Heartbeat:
+    def machine(self) -> Machine | None:
+        """What the node is to its cloud, by the first owner source that knows."""
+        sources = (owner for owner in self.owners if isinstance(owner, MachineSource))
+        return next(
+            (machine for source in sources if (machine := source.machine()) is not None), None
+        )
+
+    def _heartbeat(self, spool: Spool, machine: Machine) -> wire.Heartbeat:
         counts = asdict(spool.counts())
+        known = {name: value for name, value in asdict(machine).items() if value}
         said = self.status, self.detail, self.driver, self.boot_id
         return wire.Heartbeat(
-            __version__, self.source.name, *said, **counts, uninstalled=self.uninstalled
+            __version__,
+            self.source.name,
+            *said,
+            **counts,
+            uninstalled=self.uninstalled,
+            machine=known,
         )
 
     def _columns(self, maker: BatchMaker, rows: Rows) -> wire.Samples:

@@ -23,6 +23,7 @@ SERVICE_STATE = Path("/var/lib/gpuledger-agent")
 """StateDirectory= of our systemd units."""
 KUBERNETES_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 OWNER_SOURCES = ("static", "slurm", "kubernetes", "containers", "processes")
+KUBERNETES_READS = ("namespaces", "claims", "node")
 _CHOICES = {
     "source": SOURCES,
     "dcgm_names": ("old", "new", "off"),
@@ -54,7 +55,10 @@ class Settings:
     profile: str = _setting(
         "", "profile of the source exporter: a file or an id; empty: the one that fits the page"
     )
-    pool: str = _setting("", "pool of this node's accelerators; empty: default")
+    pool: str = _setting(
+        "",
+        "pool of this node's accelerators; empty: that of the node's labels on Kubernetes, else default",
+    )
     collector_url: str = _setting("http://127.0.0.1:8440", "address of the collector", reloads=True)
     token_file: Path | None = _setting(None, "file with this node's token", reloads=True)
     ca_file: Path | None = _setting(
@@ -94,6 +98,10 @@ class Settings:
     kubernetes_account_dir: Path | None = _setting(
         KUBERNETES_ACCOUNT, "folder with the API server's token and ca.crt"
     )
+    kubernetes_reads: str = _setting(
+        ",".join(KUBERNETES_READS),
+        "what the API server is asked for besides pods: namespaces, claims, node; empty: nothing",
+    )
     pod_logs_dir: Path | None = _setting(
         Path("/var/log/pods"),
         "folder whose names contain pod UIDs, for nodes without the API server",
@@ -131,6 +139,11 @@ class Settings:
     def owner_sources(self) -> tuple[str, ...]:
         """Names of the owner sources, in order."""
         return _split_list(self.owners)
+
+    @property
+    def kubernetes_parts(self) -> tuple[str, ...]:
+        """What the API server is asked for besides pods."""
+        return _split_list(self.kubernetes_reads)
 
     @property
     def extra(self) -> tuple[str, ...]:
@@ -255,6 +268,10 @@ def check(settings: Settings) -> list[str]:
         faults.append("spool_bytes: must be 1048576 or more")
     unknown = set(settings.owner_sources) - {*OWNER_SOURCES, "exporter", "dcgm", "simulated"}
     faults += [f"owners: {name!r} is not an owner source" for name in sorted(unknown)]
+    faults += [
+        f"kubernetes_reads: {name!r} is not one of {', '.join(KUBERNETES_READS)}"
+        for name in sorted(set(settings.kubernetes_parts) - set(KUBERNETES_READS))
+    ]
     faults += [
         f"extra_tiers: {name!r} is not gpm-opt or opt-in"
         for name in set(settings.extra) - {"gpm-opt", "opt-in"}

@@ -188,6 +188,29 @@ class ChangingSource(Protocol):
         """The inventory, if the last read showed another one than before."""
 
 
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a node is to its cloud; empty: not known."""
+
+    pool: str = ""
+    """Pool of nodes that it belongs to."""
+    purchase: str = ""
+    """How it is bought: on_demand, spot or reserved, as the price book calls it."""
+    instance_type: str = ""
+    region: str = ""
+    zone: str = ""
+    provider_id: str = ""
+    """Its id at the cloud, by which a line of the bill names it."""
+
+
+@runtime_checkable
+class MachineSource(Protocol):
+    """An owner source that also knows what the node is to its cloud."""
+
+    def machine(self) -> Machine | None:
+        """The latest answer, however old; None while nothing is known."""
+
+
 @runtime_checkable
 class OwnerSource(Protocol):
     """A source of holders: it knows who *holds* an accelerator, or (processes alone) who *uses* it."""

@@ -148,7 +148,8 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     """The agent's sign of life, also on a node without a GPU, with the batch counts of its spool.
 
     `uninstalled` marks the last one of an agent that is being uninstalled: nobody need wait for the
-    next. Receivers that do not know it ignore it.
+    next. `machine` is what the node is to its cloud (readings.Machine), without what is not known.
+    Receivers that do not know them ignore them.
     """
 
     agent_version: str
@@ -163,6 +164,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     dropped: int = 0
     dead: int = 0
     uninstalled: bool = False
+    machine: dict[str, str] = {}
 
 
 class Batch(msgspec.Struct, frozen=True, omit_defaults=True):

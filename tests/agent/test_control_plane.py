@@ -3,6 +3,7 @@ rights, manifests.
 """
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,13 @@ from gpuledger_agent.owners.kubernetes_api import (
     ApiServer,
     ClaimedDevice,
     NoSuchResource,
+    NotAllowed,
     OfferedDevice,
     PodFacts,
 )
 from gpuledger_agent.owners.pod_jobs import Controller
 from gpuledger_agent.queue import kubernetes
+from gpuledger_common.readings import Machine
 
 pytestmark = pytest.mark.slow
 
@@ -173,6 +176,83 @@ def test_uuids_of_resource_slices(plane, asked):
         ("gpu.nvidia.com", "n1", "gpu-1"): OfferedDevice(),
     }
     assert asked.devices("n2") == {}
+
+
+def test_a_node_says_what_it_is_to_its_cloud(plane, asked):
+    """Its own labels and the id by which the cloud's bill names it."""
+    labels = {
+        "cloud.google.com/gke-nodepool": "a3",
+        "cloud.google.com/gke-spot": "true",
+        "node.kubernetes.io/instance-type": "a3-highgpu-8g",
+        "topology.kubernetes.io/zone": "us-central1-a",
+    }
+    body = {
+        "metadata": {"name": "n1", "labels": labels},
+        "spec": {"providerID": "gce://project/us-central1-a/n1"},
+    }
+    plane.request("POST", "/api/v1/nodes", body)
+    assert asked.node("n1") == Machine(
+        pool="a3",
+        purchase="spot",
+        instance_type="a3-highgpu-8g",
+        zone="us-central1-a",
+        provider_id="gce://project/us-central1-a/n1",
+    )
+    with pytest.raises(NoSuchResource):
+        asked.node("n2")
+
+
+@pytest.mark.parametrize(
+    ("rule", "ask"),
+    [
+        ({"apiGroups": [""], "resources": ["namespaces"]}, lambda api: api.namespaces()),
+        ({"apiGroups": [""], "resources": ["nodes"]}, lambda api: api.node("n1")),
+        (
+            {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"]},
+            lambda api: api.claim("vision", "both"),
+        ),
+        (
+            {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"]},
+            lambda api: api.devices("n1"),
+        ),
+    ],
+)
+def test_without_a_right_the_server_itself_refuses(plane, asked, rule, ask):
+    """Each rule of the role is needed by one question, and by that alone."""
+    path = f"{PATHS['ClusterRole']}/gpuledger-agent"
+    role = plane.request("GET", path)
+    kept = [one for one in role["rules"] if not _is_rule(one, rule)]
+    assert len(kept) == len(role["rules"]) - 1
+    metadata = {"name": "gpuledger-agent"}
+    plane.request("PUT", path, {**role, "rules": kept, "metadata": metadata})
+    try:
+        _wait_until(lambda: _is_refused(ask, asked))
+        asked.pods("n1")
+    finally:
+        plane.request("PUT", path, {**role, "metadata": metadata})
+        _wait_until(lambda: not _is_refused(ask, asked))
+
+
+def _is_rule(one, rule):
+    return all(one[key] == value for key, value in rule.items())
+
+
+def _is_refused(ask, asked):
+    try:
+        ask(asked)
+    except NotAllowed:
+        return True
+    except NoSuchResource:
+        return False
+    return False
+
+
+def _wait_until(true):
+    """The authorizer hears of a changed role a moment later."""
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_a_claim_says_whether_it_only_observes(plane, asked):

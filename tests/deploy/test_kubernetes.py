@@ -190,7 +190,7 @@ def test_selectors_find_the_pods():
 
 
 def test_rights_are_what_the_agent_asks_for_and_no_more():
-    """The paths in the code, each as a rule: group, resource, list; single claims by name."""
+    """The paths in the code, each as a rule: group, resource, list; claims and the node by name."""
     source = Path(kubernetes_api.__file__).read_text()
     asked = set()
     for path in re.findall(r'_list\(\s*"([^"]+)"', source):
@@ -202,6 +202,8 @@ def test_rights_are_what_the_agent_asks_for_and_no_more():
     (group,) = re.findall(r'group = "/apis/([\w.]+)"', source)
     for resource in re.findall(r'own = f"namespaces/\{[^}]+\}/(\w+)/', source):
         asked.add((group, resource, "get"))
+    for resource in re.findall(r'_get\(f"/api/v1/(\w+)/', source):
+        asked.add(("", resource, "get"))
     assert set(re.findall(r'\.exchange\("(\w+)"', source)) == {"GET"}
     rules = BASE["ClusterRole", "gpuledger-agent"]["rules"]
     assert {
@@ -536,6 +538,38 @@ def differs(values, path):
         if values is None:
             return True
     return values != default
+
+
+PARTS = {
+    "namespaces": {("", "namespaces", "list")},
+    "claims": {
+        ("resource.k8s.io", "resourceslices", "list"),
+        ("resource.k8s.io", "resourceclaims", "get"),
+    },
+    "node": {("", "nodes", "get")},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_part_asks_for_its_own_rights_and_no_others(name):
+    """Agents are told what they may not ask for, so that they do not try."""
+    wanted = VALUES["agent"]["kubernetes"] | OPTIONS[name].get("agent", {}).get("kubernetes", {})
+    enabled = [part for part in PARTS if wanted[part]]
+    found = rendered(name)
+    if "ClusterRole" in found:
+        rights = {
+            (group, resource, verb)
+            for rule in found["ClusterRole"]["rules"]
+            for group in rule["apiGroups"]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        }
+        assert rights == {("", "pods", "list")}.union(*(PARTS[part] for part in enabled))
+    if "DaemonSet" in found:
+        containers = found["DaemonSet"]["spec"]["template"]["spec"]["containers"]
+        (agent,) = [one for one in containers if one["name"] == "agent"]
+        given = {key: value for key, value in environment(agent).items() if "GPULEDGER" in key}
+        assert agent_settings.load(None, given).kubernetes_parts == tuple(enabled)
 
 
 def test_every_value_is_changed_by_a_recorded_set():

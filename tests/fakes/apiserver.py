@@ -61,6 +61,7 @@ class Server(ThreadingHTTPServer):
         self.pods, self.namespaces, self.slices, self.claims = [], [], {}, {}
         self.requests, self.status, self.body, self.forbidden = [], 200, None, None
         self.trickle_s = 0.0
+        self.single = {}
 
     @staticmethod
     def pod(namespace, name, uid, node="n1", annotations=None, owner=None, **labels):
@@ -81,6 +82,11 @@ class Server(ThreadingHTTPServer):
         allocation = {"devices": {"results": list(results)}}
         self.claims[path] = {"metadata": {"name": name}, "status": {"allocation": allocation}}
 
+    def node(self, name, provider_id="", **labels):
+        """A node with its labels."""
+        metadata, spec = {"name": name, "labels": labels}, {"providerID": provider_id}
+        self.single[f"/api/v1/nodes/{name}"] = {"metadata": metadata, "spec": spec}
+
     def listed(self, path):
         if path == "/api/v1/pods":
             return self.pods
@@ -99,7 +105,7 @@ class Handler(BaseHTTPRequestHandler):
         query = {name: values[0] for name, values in parse_qs(address.query).items()}
         self.server.requests.append((self.headers["Authorization"], self.path))
         items = self.server.listed(address.path)
-        single = self.server.claims.get(address.path)
+        single = {**self.server.claims, **self.server.single}.get(address.path)
         if self.headers["Authorization"] != f"Bearer {TOKEN}":
             self._answer(401, b"{}")
         elif self.server.forbidden and address.path.startswith(self.server.forbidden):

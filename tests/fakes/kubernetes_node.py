@@ -5,6 +5,7 @@ real HTTPS server as API server, the agent's own owner source, meter and batches
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ from gpuledger_agent.owners.podresources import list_pods
 from gpuledger_agent.owners.polling import PolledValue
 from gpuledger_common.batches import BatchMaker
 from gpuledger_common.meter import Meter
-from gpuledger_common.readings import Accelerator, Health, Sample
+from gpuledger_common.readings import Accelerator, Health, Machine, Sample
 from gpuledger_common.wire import Batch, Samples
 
 MINUTE = 60_000
@@ -71,9 +72,12 @@ class KubernetesNode:
                     entry.uuid, at_ms * 10**6, {"gpu_utilization_ratio": 0.5}, health=Health()
                 )
                 meter.tick(sample, at_ms, holders.get(entry.uuid, ()))
-        maker = BatchMaker(self.cards, "", {})
+        machine = self.owners.machine() or Machine()
+        known = {name: value for name, value in asdict(machine).items() if value}
+        maker = BatchMaker(self.cards, machine.pool, {})
         intervals = maker.usage_intervals(meter.take())
-        batch = maker.batch("n1", EPOCH, next(self._seq), HEARTBEAT, intervals, Samples())
+        heartbeat = msgspec.structs.replace(HEARTBEAT, machine=known)
+        batch = maker.batch("n1", EPOCH, next(self._seq), heartbeat, intervals, Samples())
         status, answer = self.world.collector.send(
             msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=Batch)
         )

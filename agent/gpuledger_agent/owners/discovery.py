@@ -57,7 +57,11 @@ def kubernetes_owners(settings: Settings) -> KubernetesOwners | None:
     )
     api = ApiServer(url, settings.kubernetes_account_dir or KUBERNETES_ACCOUNT) if url else None
     view = ClusterView(
-        partial(list_pods, socket_path), api, settings.node_name, settings.pod_logs_dir
+        partial(list_pods, socket_path),
+        api,
+        settings.node_name,
+        settings.pod_logs_dir,
+        reads=frozenset(settings.kubernetes_parts),
     )
     cluster = PolledValue("kubernetes", view.look, POLL_INTERVAL_S, settings.owner_stale_s)
     cluster.start(FIRST_ANSWER_S)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -50,11 +50,15 @@ from gpuledger_agent.owners.pod_shares import (
 )
 from gpuledger_agent.owners.podresources import AllocatedDevice, AllocatedPod
 from gpuledger_agent.owners.polling import PolledValue
-from gpuledger_common.readings import Accelerator, Holder, Holders, Sample, Workload
+from gpuledger_common.readings import Accelerator, Holder, Holders, Machine, Sample, Workload
 
 log = logging.getLogger("gpuledger_agent")
 
 API_INTERVAL_S = 30.0
+NODE_INTERVAL_S = 600.0
+"""Labels of a node hardly ever change."""
+READS = frozenset({"namespaces", "claims", "node"})
+"""What the API server may be asked for besides pods."""
 CLAIMS_S = 10.0
 """How long one look may ask for claims; the others are asked at the next."""
 MAX_LOGGED = 1000
@@ -64,6 +68,7 @@ RESERVATIONS = frozenset({"kai-resource-reservation", "runai-reservation"})
 _WITHOUT = {
     "pods": "pods are known by namespace and name, without labels",
     "namespaces": "labels of namespaces are no defaults",
+    "nodes": "the pool of this node is that of the setting, and how it is bought is not known",
     "resourceslices": "claimed devices are known by number",
     "resourceclaims": "claims that share a device have equal parts, and those that only observe it"
     " hold it",
@@ -86,6 +91,8 @@ class Cluster:
     devices: Mapping[DeviceKey, OfferedDevice] = field(default_factory=dict)
     """Devices that claims (DRA) allocate."""
     claims: Mapping[ClaimKey, Mapping[ShareKey, ClaimedDevice]] = field(default_factory=dict)
+    machine: Machine | None = None
+    """What the node is to its cloud; None where that is not known."""
     present: frozenset[PodKey] | None = None
     """Every pod that the kubelet has, with devices or without; None where that is not known."""
 
@@ -113,7 +120,11 @@ class ClusterView:
         node: str,
         pod_logs: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
+        reads: Set[str] = READS,
     ) -> None:
+        self._reads = reads
+        self._machine: Machine | None = None
+        self._machine_at: float | None = None
         self._pods, self._api, self._node, self._pod_logs, self._clock = (
             pods,
             api,
@@ -145,10 +156,9 @@ class ClusterView:
         # API_INTERVAL_S.
         fresh = self._asked_at is not None and self._clock() - self._asked_at < API_INTERVAL_S
         if self._api is not None and not (fresh and watched <= self._watched):
-            self._ask(
-                self._api, any(device.claim is not None for pod in pods for device in pod.devices)
-            )
-        if self._api is not None:
+            claimed = any(device.claim is not None for pod in pods for device in pod.devices)
+            self._ask(self._api, claimed and "claims" in self._reads)
+        if self._api is not None and "claims" in self._reads:
             self._look_at_claims(self._api, pods)
         # A pod that is recreated under its name (StatefulSet) has another UID, so unlisted pods are
         # forgotten.
@@ -160,11 +170,17 @@ class ClusterView:
         by_logs = uids_by_logs(self._pod_logs) if unknown and self._pod_logs is not None else {}
         known = {key: PodFacts(by_logs[key]) for key in unknown if key in by_logs} | self._facts
         claims = {key: found for key, (_, _, found) in self._claims.items() if found is not None}
-        return Cluster(pods, known, self._namespaces, self._devices, claims, present)
+        return Cluster(pods, known, self._namespaces, self._devices, claims, self._machine, present)
 
     def _ask(self, api: ApiServer, claims: bool) -> None:
         self._asked_at = self._clock()
-        questions = [("pods", self._ask_pods), ("namespaces", self._ask_namespaces)]
+        questions = [("pods", self._ask_pods)]
+        if "namespaces" in self._reads:
+            questions.append(("namespaces", self._ask_namespaces))
+        if "node" in self._reads and (
+            self._machine_at is None or self._clock() - self._machine_at >= NODE_INTERVAL_S
+        ):
+            questions.append(("nodes", self._ask_node))
         if claims:
             questions.append(("resourceslices", self._ask_devices))
         for what, ask in questions:
@@ -225,6 +241,14 @@ class ClusterView:
     def _ask_namespaces(self, api: ApiServer) -> None:
         self._namespaces = api.namespaces()
 
+    def _ask_node(self, api: ApiServer) -> None:
+        try:
+            self._machine = api.node(self._node)
+        except NotAllowed:
+            self._machine_at = self._clock()
+            raise
+        self._machine_at = self._clock()
+
     def _ask_devices(self, api: ApiServer) -> None:
         self._devices = api.devices(self._node)
 
@@ -255,6 +279,14 @@ class KubernetesOwners:
     def __init__(self, cluster: PolledValue[Cluster]) -> None:
         self._cluster = cluster
         self._reported: set[tuple[str, ...]] = set()
+        self._machine: Machine | None = None
+
+    def machine(self) -> Machine | None:
+        """What the node is to its cloud: it stays so while the kubelet is silent."""
+        cluster = self._cluster.value()
+        if cluster is not None and cluster.machine is not None:
+            self._machine = cluster.machine
+        return self._machine
 
     def holders(self, accelerators: Sequence[Accelerator], _samples: Sequence[Sample]) -> Holders:
         """The pods that each accelerator is allocated to, by their shares or their replicas.

@@ -3,7 +3,8 @@ annotations, the controller; labels of namespaces; claims.
 
 `GET /api/v1/pods?fieldSelector=spec.nodeName=NODE` with a service account's token, which is read
 anew each time because the kubelet rotates it. Needs `list` on pods, on namespaces for their labels,
-and, where devices are allocated by claims, `list` on resourceslices and `get` on resourceclaims.
+and, where devices are allocated by claims, `list` on resourceslices and `get` on resourceclaims;
+`get` on nodes for the labels of its own.
 
 Annotations may be 256 KiB long, so only the ones named here are decoded, and each only up to a
 bound.
@@ -25,9 +26,10 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from gpuledger_agent.owners.node_labels import machine_of
 from gpuledger_agent.owners.pod_jobs import Controller
 from gpuledger_common.http_exchange import BoundedConnection
-from gpuledger_common.readings import AgentError
+from gpuledger_common.readings import AgentError, Machine
 
 MAX_PAGE_BYTES = 16 * 1024 * 1024
 MAX_PAGES = 64
@@ -204,6 +206,7 @@ class _Spec(msgspec.Struct):
     driver: str = ""
     pool: _Pool = msgspec.field(default_factory=_Pool)
     devices: list[_Device] | None = None
+    provider_id: str = msgspec.field(default="", name="providerID")
 
 
 class _Result(msgspec.Struct):
@@ -312,6 +315,12 @@ class ApiServer:
             for item in items
             for device in item.spec.devices or ()
         }
+
+    def node(self, name: str) -> Machine:
+        """What a node is to its cloud. Raises ApiFailed."""
+        until = time.monotonic() + self._timeout_s
+        item = self._get(f"/api/v1/nodes/{quote(name)}", until, _Item)
+        return machine_of(item.metadata.labels or {}, item.spec.provider_id)
 
     def claim(self, namespace: str, name: str) -> dict[ShareKey, ClaimedDevice]:
         """The devices that a claim got; none while it is not allocated. Raises ApiFailed."""

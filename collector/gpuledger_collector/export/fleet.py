@@ -63,5 +63,13 @@ NODES = Report[ListedNode](
         ),
         Column("agent", lambda item: item.node.agent_version, is_optional=True),
         Column("detail", lambda item: item.node.detail, is_optional=True),
+        *(
+            Column(
+                name,
+                lambda item, name=name: item.node.machine.get(name),  # type: ignore[misc]
+                in_table=False,
+            )
+            for name in ("instance_type", "purchase", "region", "zone", "provider_id")
+        ),
     ),
 )

@@ -5,8 +5,8 @@ boards and alerts.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from gpuledger_common.instants import to_ms
 
@@ -41,6 +41,10 @@ class NodeRow:
     retired_ms: int | None
     accelerators: int
     stated: int
+    machine: Mapping[str, str] = field(default_factory=dict)
+    """What it is to its cloud, as its agent reads it: pool, purchase, instance_type, region, zone,
+    provider_id; what is not known is not there.
+    """
 
     def state(self, now_ms: int) -> str:
         """How it is: its status (uninstalled: its agent said goodbye), `silent`, or `back again`

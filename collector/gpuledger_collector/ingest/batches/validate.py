@@ -7,6 +7,7 @@ that the settings allow; instants that no clock can have shown are always refuse
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ from gpuledger_collector.ingest.batches.columns import DTYPES, Array, to_array
 from gpuledger_collector.ingest.batches.decode import DecodedBatch, RecordList, Refused
 from gpuledger_common.catalog import METRICS
 from gpuledger_common.instants import to_datetime
+from gpuledger_common.readings import Machine
 from gpuledger_common.wire import (
     WIRE_VERSION,
     Count,
@@ -206,14 +208,23 @@ def accept(
     )
 
 
+_MACHINE = frozenset(field.name for field in dataclasses.fields(Machine))
+
+
 def truncate_texts(heartbeat: Heartbeat) -> Heartbeat:
-    """Truncate long texts, so that a heartbeat can be held in memory until it is written."""
+    """Truncate long texts, and drop what no machine has, so that a heartbeat can be held in memory
+    until it is written.
+    """
+    if not heartbeat.machine.keys() <= _MACHINE:
+        known = {name: text for name, text in heartbeat.machine.items() if name in _MACHINE}
+        heartbeat = msgspec.structs.replace(heartbeat, machine=known)
     texts = (
         heartbeat.agent_version,
         heartbeat.source,
         heartbeat.detail,
         heartbeat.driver or "",
         heartbeat.boot_id,
+        *heartbeat.machine.values(),
     )
     if max(map(len, texts)) <= MAX_TEXT:
         return heartbeat

@@ -27,7 +27,8 @@ def nodes(connection: Connection) -> list[NodeRow]:
     query = f"""
         SELECT n.name, floor(extract(epoch FROM n.last_seen_at) * 1000)::bigint AS seen_ms, n.status,
             n.status_detail AS detail, n.agent_version, max(l.at_ms) AS read_ms, r.at_ms AS retired_ms,
-            count(c.id) AS accelerators, count(c.id) FILTER (WHERE c.source <> '{SEEN}') AS stated
+            count(c.id) AS accelerators, count(c.id) FILTER (WHERE c.source <> '{SEEN}') AS stated,
+            coalesce(n.heartbeat->'machine', '{{}}') AS machine
         FROM node n LEFT JOIN node_retirement r ON r.node = n.name AND r.superseded_at IS NULL
             LEFT JOIN capacity c ON c.node_id = n.id AND c.out_ms IS NULL
             LEFT JOIN gpu_latest l ON l.accelerator_id = c.accelerator_id
