@@ -27,6 +27,7 @@ from gpuledger_agent.owners.kubernetes_api import (
     ClaimedDevice,
     DeviceKey,
     NamespaceFacts,
+    NoSuchResource,
     NotAllowed,
     OfferedDevice,
     PodFacts,
@@ -96,16 +97,15 @@ class Cluster:
     present: frozenset[PodKey] | None = None
     """Every pod that the kubelet has, with devices or without; None where that is not known."""
 
-    def sharing(self) -> list[PodKey]:
-        """The pods that may have a part of a reserved card, in a fixed order."""
-        return sorted(
-            key
-            for key, facts in self.facts.items()
-            if key[0] not in RESERVATIONS
-            and not facts.ended
-            and (self.present is None or key in self.present)
-            and groups_of(facts.labels)
-        )
+    def sharing(self) -> dict[str, list[PodKey]]:
+        """The pods that have a part of a reserved card, by group, in a fixed order."""
+        users: dict[str, list[PodKey]] = {}
+        for key, facts in sorted(self.facts.items(), key=lambda item: item[0]):
+            is_here = self.present is None or key in self.present
+            if is_here and not facts.ended and key[0] not in RESERVATIONS:
+                for group in groups_of(facts.labels):
+                    users.setdefault(group, []).append(key)
+        return users
 
 
 class ClusterView:
@@ -196,9 +196,10 @@ class ClusterView:
         if what in self._logged:
             return
         self._logged.add(what)
-        if isinstance(error, NotAllowed):
+        if isinstance(error, NotAllowed | NoSuchResource):
+            verb = "may not" if isinstance(error, NotAllowed) else "cannot"
             log.warning(
-                "owners kubernetes: may not ask for %s, so %s: %s", what, _WITHOUT[what], error
+                "owners kubernetes: %s ask for %s, so %s: %s", verb, what, _WITHOUT[what], error
             )
         else:
             log.warning("owners kubernetes: earlier answers on %s stay in use: %s", what, error)
@@ -244,7 +245,7 @@ class ClusterView:
     def _ask_node(self, api: ApiServer) -> None:
         try:
             self._machine = api.node(self._node)
-        except NotAllowed:
+        except (NotAllowed, NoSuchResource):
             self._machine_at = self._clock()
             raise
         self._machine_at = self._clock()
@@ -271,6 +272,13 @@ def uids_by_logs(folder: Path) -> dict[tuple[str, str], str]:
     return {key: uid for key, uid in uids.items() if uid}
 
 
+_NO_NAMESPACE = NamespaceFacts()
+_Described = tuple[PodKey, frozenset[str]]
+"""A pod, and its containers that hold something."""
+_Description = tuple[PodFacts | None, NamespaceFacts, Workload]
+"""The pod as a workload, and from what."""
+
+
 class KubernetesOwners:
     """The pods of this node by accelerator, from a polled view."""
 
@@ -280,6 +288,7 @@ class KubernetesOwners:
         self._cluster = cluster
         self._reported: set[tuple[str, ...]] = set()
         self._machine: Machine | None = None
+        self._described: dict[_Described, _Description] = {}
 
     def machine(self) -> Machine | None:
         """What the node is to its cloud: it stays so while the kubelet is silent."""
@@ -302,9 +311,11 @@ class KubernetesOwners:
             if facts is None or not facts.ended:
                 for uuid, part in self._parts(pod, facts, by_uuid, cluster, claims).items():
                     parts.setdefault(uuid, []).append(part)
-        users = cluster.sharing() if parts else []
+        is_divided = any(part.pod[0] in RESERVATIONS for held in parts.values() for part in held)
+        users = cluster.sharing() if is_divided else {}
+        before, self._described = self._described, {}
         return {
-            uuid: self._weigh(_divide(held, cluster, users, by_uuid[uuid]), cluster)
+            uuid: self._weigh(_divide(held, cluster, users, by_uuid[uuid]), cluster, before)
             for uuid, held in parts.items()
         }
 
@@ -341,11 +352,21 @@ class KubernetesOwners:
         containers = frozenset().union(*(part.containers for part in parts.values()))
         return annotated_parts(key, cards, containers, accelerators)
 
-    def _weigh(self, parts: Sequence[Part], cluster: Cluster) -> list[Holder]:
-        return [
-            Holder(_workload_of_part(part, cluster), weight)
-            for part, weight in zip(parts, weigh(parts), strict=True)
-        ]
+    def _weigh(
+        self, parts: Sequence[Part], cluster: Cluster, before: Mapping[_Described, _Description]
+    ) -> list[Holder]:
+        holders = []
+        for part, weight in zip(parts, weigh(parts), strict=True):
+            # Facts are the same objects until the API server is asked again: most pods were
+            # described from them before.
+            space = cluster.namespaces.get(part.pod[0], _NO_NAMESPACE)
+            facts, key = cluster.facts.get(part.pod), (part.pod, part.containers)
+            known = before.get(key)
+            if known is None or known[0] is not facts or known[1] is not space:
+                known = facts, space, workload_of(*part.pod, part.containers, facts, space)
+            self._described[key] = known
+            holders.append(Holder(known[2], weight))
+        return holders
 
     def describe(self, workload: Workload) -> Workload:
         """A pod known by its processes, with the names and labels that the API server has for its
@@ -395,7 +416,10 @@ class KubernetesOwners:
 
 
 def _divide(
-    parts: Sequence[Part], cluster: Cluster, users: Sequence[PodKey], accelerator: Accelerator
+    parts: Sequence[Part],
+    cluster: Cluster,
+    users: Mapping[str, Sequence[PodKey]],
+    accelerator: Accelerator,
 ) -> list[Part]:
     """The parts of one accelerator, a reservation replaced by the pods that it was made for."""
     divided: list[Part] = []
@@ -404,17 +428,11 @@ def _divide(
         group = facts.labels.get("runai-gpu-group") if facts is not None else None
         if part.pod[0] in RESERVATIONS and group:
             divided += divide_reservation(
-                part, group, cluster.facts, users, accelerator.memory_bytes
+                part, cluster.facts, users.get(group, ()), accelerator.memory_bytes
             )
         else:
             divided.append(part)
     return divided
-
-
-def _workload_of_part(part: Part, cluster: Cluster) -> Workload:
-    namespace, name = part.pod
-    space = cluster.namespaces.get(namespace, NamespaceFacts())
-    return workload_of(namespace, name, part.containers, cluster.facts.get(part.pod), space)
 
 
 def workload_of(

@@ -156,12 +156,12 @@ def annotated_parts(
 
 def divide_reservation(
     reservation: Part,
-    group: str,
     facts: Mapping[PodKey, PodFacts],
     users: Iterable[PodKey],
     memory_bytes: int | None,
 ) -> list[Part]:
-    """A reserved card as parts of the pods of its group; the reservation keeps what they leave.
+    """A reserved card as parts of `users`, the pods of its group; the reservation keeps what they
+    leave.
 
     A user whose fraction cannot be read has an equal part of the rest: it is not known, and not
     nothing.
@@ -169,8 +169,6 @@ def divide_reservation(
     parts = []
     for user in users:
         of_user = facts[user]
-        if group not in groups_of(of_user.labels):
-            continue
         container = of_user.annotations.get("gpu-fraction-container-name", "")
         containers = frozenset({container} - {""})
         parts.append(Part(user, containers, 1, _fraction_of(of_user, memory_bytes)))

@@ -527,13 +527,13 @@ def test_the_api_is_asked_when_a_pod_is_new_and_otherwise_twice_a_minute(api, as
     view = ClusterView(lambda: tuple(pods), asked, "n1", clock=lambda: now[0])
     for now[0] in (0.0, 5.0, 10.0):
         assert view.look().facts["vision", "p0"].uid == "u0"
-    assert len(api.requests) == 2  # pods and namespaces
+    assert len(api.requests) == 3  # pods, namespaces and the node, which changes less often
     pods.append(pod("p1", OTHER))
     assert view.look().facts["vision", "p1"].uid == "u1"
-    assert len(api.requests) == 4
+    assert len(api.requests) == 5
     now[0] = 41.0
     view.look()
-    assert len(api.requests) == 6
+    assert len(api.requests) == 7
 
 
 def test_labels_outlive_an_api_server_that_fails_and_a_name_that_comes_again_is_a_new_pod(
@@ -719,6 +719,6 @@ def test_a_list_of_pods_that_is_too_short_does_not_split_a_workload():
         def namespaces(self):
             return {}
 
-    view = ClusterView(lambda: [pod], Api(), "n1", clock=lambda: next(now))
+    view = ClusterView(lambda: [pod], Api(), "n1", clock=lambda: next(now), reads={"namespaces"})
     seen = [view.look().facts["ml", "train-0"].uid for _ in range(3)]
     assert seen == ["uid-1", "uid-1", "uid-2"]

@@ -135,6 +135,14 @@ def test_the_node_is_asked_for_now_and_then(look, api, caplog):
     assert caplog.text.count("may not ask for nodes, so the pool of this node") == 1
 
 
+def test_a_node_that_the_server_does_not_know_is_said_once(look, caplog):
+    """A name that differs from the cluster's, for example."""
+    for _ in range(5):
+        assert look(31).machine() is None
+    assert caplog.text.count("cannot ask for nodes, so the pool of this node") == 1
+    assert "stay in use" not in caplog.text
+
+
 def test_parts_that_are_not_to_be_read_are_settings():
     """An empty list leaves pods alone; a part that does not exist is refused."""
     assert load(None, {"GPULEDGER_AGENT_KUBERNETES_READS": ""}).kubernetes_parts == ()

@@ -442,7 +442,7 @@ def test_reserved_cards_add_up_however_much_is_asked(percents, span_ms):
         for at, percent in enumerate(percents)
     }
     own = Part((RESERVATION, "r"), frozenset())
-    parts = divide_reservation(own, "g", facts, sorted(facts), None)
+    parts = divide_reservation(own, facts, sorted(facts), None)
     held = dict(zip([part.pod for part in parts], split(span_ms, weigh(parts)), strict=True))
     assert sum(held.values()) == span_ms
     rest = max(100 - sum(percents), 0)
