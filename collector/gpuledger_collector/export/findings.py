@@ -41,6 +41,8 @@ ADVICE = {
     "faulty": "Take it out of service: gpuledger remediation list",
 }
 """What to do about an accelerator that no command gives back."""
+UNHEALTHY = ("degraded", "failed")
+"""Health in which an accelerator is not offered to anybody."""
 END_IT = "End its job, or ask its user."
 TENTH = Decimal("0.1")
 SHOWN_UUID = 12
@@ -60,7 +62,12 @@ def advice(finding: NamedFinding) -> str:
     """What to do about an idle accelerator that no command gives back; empty for one that is idle
     no more.
     """
-    return ADVICE.get(finding.state, END_IT) if finding.is_ongoing else ""
+    if not finding.is_ongoing:
+        return ""
+    if finding.is_free and finding.health in UNHEALTHY:
+        because = f": {finding.health_cause}" if finding.health_cause else ""
+        return f"Nobody holds it, and it is {finding.health}{because}."
+    return ADVICE.get(finding.state, END_IT)
 
 
 IDLE = Report[NamedFinding](

@@ -56,7 +56,7 @@ GPU_RECEIPT = Report[GpuLine](
             "rate",
             lambda line: None if line.rate is None else f"{line.rate.normalize():f}",
             Kind.DECIMAL,
-            heading="price of one",
+            heading="price an hour",
         ),
         Column("commitment", lambda line: line.commitment),
         Column("cost", lambda line: line.cost, Kind.MONEY),

@@ -113,6 +113,9 @@ class NamedFinding(Finding):
     workload_name: str | None = None
     workload_key: str | None = None
     user_name: str | None = None
+    health: str | None = None
+    """The latest health of its accelerator, whenever the finding was."""
+    health_cause: str | None = None
 
     @property
     def is_ongoing(self) -> bool:

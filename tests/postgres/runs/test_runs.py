@@ -346,7 +346,7 @@ def test_the_page_needs_nothing_else_and_escapes_names(priced, run, tmp_path):
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
     assert page.count("<svg") >= 2
     assert "Cost of a unit" in page
-    (table,) = [table for table in Page(page).tables if table.rows[0][-2] == "price of one"]
+    (table,) = [table for table in Page(page).tables if table.rows[0][-2] == "price an hour"]
     assert table.rows[1:] == [["NVIDIA H100 80GB HBM3", "train", "30.00", "3.6", "108.00 USD"]]
 
 

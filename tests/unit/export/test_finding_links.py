@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpuledger_collector.export.findings import advice
 from gpuledger_collector.export.statement import finding_facts
 from gpuledger_collector.insight.findings import NamedFinding
 
@@ -42,3 +43,13 @@ def test_a_free_gpu_is_not_the_usage_of_an_unknown_owner(changes, path):
     """On the bill (unattributed) is held and charged: GPUs that nobody holds are in the whole list."""
     facts = finding_facts(replace(FREE, **changes))
     assert facts["path"].replace("%28", "(").replace("%29", ")").replace("%3A", ":") == path
+
+
+def test_a_broken_gpu_is_not_offered():
+    """What nobody holds is free to use only while it is healthy."""
+    assert advice(FREE) == "Nobody holds it: it is free to use."
+    degraded = replace(FREE, health="degraded", health_cause="a row remap waits for a reset")
+    assert advice(degraded) == (
+        "Nobody holds it, and it is degraded: a row remap waits for a reset."
+    )
+    assert advice(replace(degraded, resolved_ms=1)) == ""

@@ -134,7 +134,7 @@ def clear_late_evidence(connection: Connection, kind: str, hour_ms: int) -> None
 
 _NAMED = f"""
     SELECT {", ".join(f"f.{name}" for name in _NAMES)}, a.model, a.gpu_index, a.gpu_micro, w.external_id AS workload,
-        w.name AS workload_name, w.user_name, w.key AS workload_key
+        w.name AS workload_name, w.user_name, w.key AS workload_key, a.health, a.health_cause
     FROM finding f LEFT JOIN accelerator a ON a.id = f.accelerator_id LEFT JOIN workload w ON w.id = f.workload_id
     WHERE f.kind = %s AND f.since_ms < %s AND (f.resolved_ms IS NULL OR f.until_ms > %s)
     ORDER BY (f.resolved_ms IS NULL) DESC, f.cost_micro DESC NULLS LAST, f.key
