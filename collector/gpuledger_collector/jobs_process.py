@@ -2,15 +2,16 @@
 (`gpuledger jobs`), on this machine or another.
 
 It answers nothing. Which of several such processes runs the jobs is decided by the leader's lock.
-Signals: INT and TERM let the current run end, for `drain_seconds` at most, and exit with 0; HUP
-changes nothing. KILL loses nothing: jobs are idempotent, and whoever leads next repeats the run.
+Signals: INT and TERM start no more runs, and exit with 0 once the current one has ended; from
+`drain_seconds` on the log says that it is waited for. HUP changes nothing. KILL loses nothing: jobs
+are idempotent, and whoever leads next repeats the run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
-import threading
 from collections.abc import Callable
 
 from gpuledger_collector import scheduled_jobs, wiring
@@ -33,9 +34,10 @@ def run_jobs(
     Raises StorageError when it cannot start.
     """
     configure_logging(settings, None if group is None else group.place.name)
-    stopping = threading.Event()
+    # A pipe: a handler may run in the middle of anything, where no lock may be taken.
+    stopped, stop = os.pipe()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
+        signal.signal(number, lambda *_: os.write(stop, b"."))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with contextlib.ExitStack() as stack:
         opened = stack.enter_context(wiring.database(settings))
@@ -52,7 +54,7 @@ def run_jobs(
         else:
             group.say_ready()
         try:
-            stopping.wait()
+            os.read(stopped, 1)
         finally:
             notify("STOPPING=1")
             schedule.stop(settings.drain_seconds)

@@ -10,7 +10,7 @@ the jobs have a process of their own, so that no answer waits for a computation
 
 Signals: TERM and INT stop all of them in order. HUP lets the workers read the token files at once
 and then replaces each process by a new one of what is installed now: an old worker stops accepting
-once its successor serves, and new jobs begin once the old ones have ended. Sockets stay open
+once its successor serves, and new jobs lead once the old ones have ended. Sockets stay open
 meanwhile, so that no connection is refused.
 """
 
@@ -282,13 +282,9 @@ class Supervisor:
     async def _listen(self, worker: Worker, lines: asyncio.StreamReader) -> None:
         with contextlib.suppress(OSError):
             worker.is_ready = bool(await lines.readline())
-            if worker.is_ready and worker is not self._of_jobs:
+            if worker.is_ready:
                 self._leave_connections_to_others()
             self._tell()
-
-    @property
-    def _of_jobs(self) -> Worker | None:
-        return self._jobs[0].worker if self._jobs else None
 
     def _leave_connections_to_others(self) -> None:
         """Stop listening where no worker is: all had ended, and what connects there waits for one
@@ -361,8 +357,8 @@ class Supervisor:
 
     def _begin_reload(self) -> None:
         for worker in self._alive:
-            # Before that the signal would end it, and it reads the files anyway; the jobs read none.
-            if worker.is_ready and worker is not self._of_jobs:
+            # Before that the signal would end it, and it reads the files anyway; the jobs ignore it.
+            if worker.is_ready:
                 worker.signal(signal.SIGHUP)
         self._reload.set()
 
@@ -370,23 +366,27 @@ class Supervisor:
         while True:
             await self._reload.wait()
             self._reload.clear()
-            for slot in self._slots:
+            # The jobs last: a successor of them waits for the lock until the old ones have ended.
+            for slot in [*self._slots, *self._jobs]:
                 async with slot.change:
                     if not await self._replace(slot):
                         log.error("%s stays as it is: its successor could not start", slot)
                         break
-            else:
-                log.info("all workers were replaced")
-            for slot in self._jobs:
-                async with slot.change:
-                    await self._begin_anew(slot)
+                if slot is self._slots[-1]:
+                    log.info("all workers were replaced")
 
     async def _replace(self, slot: Slot) -> bool:
-        """Start a successor and stop the worker once it serves; False when it ended before that."""
+        """Start a successor and stop the old process once it works; False when it ended before
+        that.
+        """
         old = slot.worker
         if old is None or self._stopping.is_set():  # whoever is started again is new
             return True
-        new = await self._start(slot)
+        try:
+            new = await self._start(slot)
+        except OSError as error:  # no memory, or no Python any more
+            log.error("no process can be started: %s", error)  # noqa: TRY400 - it says it all
+            return False
         await self._wait_until(lambda: new.is_ready or new not in self._alive)
         if self._stopping.is_set():
             return True
@@ -394,21 +394,6 @@ class Supervisor:
             return False
         slot.worker = new
         self._tell()
-        await self._end(slot, old)
-        return True
-
-    async def _begin_anew(self, slot: Slot) -> None:
-        """End the jobs and start them again: two processes of them would take turns at the lock."""
-        old = slot.worker
-        if old is None or self._stopping.is_set():  # whoever is started again is new
-            return
-        slot.worker = None
-        await self._end(slot, old)
-        await old.process.wait()
-        if not self._stopping.is_set():
-            await self._start(slot)
-
-    async def _end(self, slot: Slot, old: Worker) -> None:
         old.signal(signal.SIGTERM)
         seconds = (
             self._settings.shutdown_delay_seconds + 3 * self._settings.drain_seconds + KILL_SECONDS
@@ -418,6 +403,7 @@ class Supervisor:
         except TimeoutError:
             log.warning("%s did not end within %d s and is killed", slot, seconds)
             old.signal(signal.SIGKILL)
+        return True
 
 
 def _reason(code: int) -> str:

@@ -25,7 +25,8 @@ def hours(dsn: str) -> int:
 
 @pytest.fixture
 def collector(folder, dsn):
-    made = Replica(folder, 1, dsn)
+    (folder / "collector.toml").write_text('log_level = "info"')
+    made = Replica(folder, 1, dsn, GPULEDGER_CONFIG=str(folder / "collector.toml"))
     made.start()
     made.wait_ready()
     yield made
@@ -68,12 +69,24 @@ def test_one_worker_has_its_jobs_beside_it(collector, dsn):
 
 
 def test_a_reload_replaces_the_jobs(collector):
-    """HUP: new code and settings for them as well; one process of them at any time."""
+    """HUP: new code and settings for them as well, after the workers."""
     until(collector.leads)
     before = collector.processes()
     collector.process.send_signal(signal.SIGHUP)
     until(lambda: {*collector.processes().values()}.isdisjoint(before.values()))
     until(lambda: set(collector.processes()) == {"1", JOBS} and collector.leads())
+    assert collector.stop() == 0
+
+
+def test_a_reload_that_fails_leaves_the_jobs_as_they_are(collector, folder):
+    """A broken installation: no successor starts, and what runs goes on."""
+    until(collector.leads)
+    before = collector.processes()
+    (folder / "collector.toml").write_text("no setting = 1")
+    collector.process.send_signal(signal.SIGHUP)
+    until(lambda: "worker 1 stays as it is: its successor could not start" in collector.log())
+    assert collector.processes() == before
+    assert collector.leads()
     assert collector.stop() == 0
 
 
