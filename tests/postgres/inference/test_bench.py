@@ -1,0 +1,27 @@
+"""The benchmark of shared inference, small: its statements fit the schema, and its amounts add up."""
+
+import pytest
+from bench import inference
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_small_month_adds_up(dsn, tmp_path):
+    """Tenants change no bill; 20 of them ask three models each, and each server has a (nobody)."""
+    options = ["--gpus=40", "--servers=4", "--tenants=20", "--dense-models=0", "--days=1"]
+    sizes = inference.read_sizes(inference.read_options(options))
+    inference.furnish(dsn, sizes)
+    bill = inference.charge(dsn, sizes.period)
+    inference.ask(dsn, sizes, sizes.models, sizes.hours)
+    inference.declare(dsn, tmp_path, sizes)
+    inference.rate(dsn, sizes.period)
+    assert inference.charge(dsn, sizes.period) == bill
+    sides = {inference.WITHOUT: dsn, inference.TENANTS: dsn}
+    assert inference.check_amounts(sides, sizes.period) == {inference.TENANTS: 20 * 3 + 4}
+
+
+def test_a_fleet_without_room_for_its_servers_is_refused():
+    """Sizes that contradict each other end before anything is written."""
+    for words in ("--gpus=8 --servers=2", "--servers=2 --models=3 --dense-models=0"):
+        with pytest.raises(SystemExit, match=r"GPUs|models"):
+            inference.read_sizes(inference.read_options(words.split()))
