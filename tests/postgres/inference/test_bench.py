@@ -2,6 +2,7 @@
 
 import pytest
 from bench import inference
+from bench._rating_owners import Step
 
 pytestmark = pytest.mark.slow
 
@@ -25,3 +26,20 @@ def test_a_fleet_without_room_for_its_servers_is_refused():
     for words in ("--gpus=8 --servers=2", "--servers=2 --models=3 --dense-models=0"):
         with pytest.raises(SystemExit, match=r"GPUs|models"):
             inference.read_sizes(inference.read_options(words.split()))
+
+
+def test_the_goal_is_for_the_whole_month_alone(capsys):
+    """Ratios are of medians; all of what tenants cost counts, who asked included."""
+    whole = inference.read_sizes(inference.read_options([]))
+    assert inference.has_goal(whole)
+    assert not inference.has_goal(inference.read_sizes(inference.read_options(["--days=29"])))
+    taken = {
+        (inference.WITHOUT, inference.RATING): [Step("", 0, 6, 2), Step("", 0, 9, 90)],
+        (inference.WITHOUT, inference.CHARGEBACK): [Step("", 0, 1, 1)],
+        (inference.TENANTS, inference.RATING): [Step("", 0, 54, 0), Step("", 0, 53.5, 0)],
+        (inference.TENANTS, inference.CHARGEBACK): [Step("", 0, 2, 0)],
+        (inference.TENANTS, inference.WHO_ASKED): [Step("", 0, 10, 1)],
+    }
+    ratios = inference.print_times([inference.WITHOUT, inference.TENANTS], taken, 1.3)
+    assert ratios[inference.TENANTS] == pytest.approx((53.75 + 2 + 11) / (53.5 + 2))
+    assert capsys.readouterr().out.count("| 1.3 |") == 2
