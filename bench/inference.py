@@ -385,7 +385,7 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--servers", type=int, default=50, help="model servers of 8 GPUs each (default: 50)")
     add("--tenants", type=int, default=1000)
     add("--models", type=int, default=3, help="that each tenant asks (default: 3)")
-    add("--hours", type=int, default=8, help="of a day in which it asks (default: 8)")
+    add("--hours", type=int, default=8, choices=range(1, 25), metavar="1..24", help="of a day")
     add("--dense-models", type=int, default=10, help="of the dense case; 0: without it")
     add("--days", type=int, default=30, choices=range(1, 31), metavar="1..30")
     add("--turns", type=int, default=3, help="of each side (default: 3)")
