@@ -41,7 +41,7 @@ DAY_STATES: Mapping[str, tuple[str, Callable[[DatedCheck], bool]]] = {
     "": ("every day", lambda _: True),
     "wrong": ("days that do not add up", lambda day: not day.check.holds),
     "unobserved": (
-        "days not observed in full",
+        "days with unobserved time",
         lambda day: day.check.observed_ns < day.check.capacity_ns,
     ),
 }

@@ -34,7 +34,6 @@ from gpuledger_collector.accounting.spend_series import (
     sum_rows,
     weight_key,
 )
-from gpuledger_collector.export.spend import axis_label, name_unpaid
 
 BERLIN = Calendar((Zone("Europe/Berlin", ZoneInfo("Europe/Berlin")),))
 STATES = ("held", "node_cost", "markup", "credit", "unallocated", "stranded", "unobserved")
@@ -191,25 +190,3 @@ def test_the_largest_groups_have_a_series_and_the_others_one():
     assert series[0].micros == (100, None, None)
     assert series[-1].micros == (0, None, -5)
     assert (series[-3].count, series[-3].total_micro) == (4, 92 + 91 + 90 + 89)
-
-
-@pytest.mark.parametrize("name", ["Asia/Kolkata", "Asia/Kathmandu", "Australia/Lord_Howe", "UTC"])
-def test_hours_begin_with_the_day_of_the_zone(name):
-    """In zones of half and quarter hours, too, on both days; the clocks of the last but one move by
-    half an hour.
-    """
-    calendar = Calendar((Zone(name, ZoneInfo(name)),))
-    period = calendar.date_range("2026-04-04", "2026-04-06")
-    hours = cut_range(calendar, period, "hour")
-    assert {day.start_ms for day in calendar.days(period)} <= {hour.start_ms for hour in hours}
-    assert (hours[0].start_ms, hours[-1].end_ms) == (period.start_ms, period.end_ms)
-    labels = [label for hour in hours if (label := axis_label(hour, "hour", calendar))]
-    assert labels.count("00:00") == 2
-    assert len(labels) >= 6
-
-
-def test_what_nobody_pays_is_called_without_parentheses():
-    """They are a mark of rows in files; underscores are none of people's."""
-    assert name_unpaid("(unallocated)") == "unallocated"
-    assert name_unpaid("(commitment unused)") == name_unpaid("(commitment_unused)")
-    assert name_unpaid("(commitment_unused)") == "unused commitments"
