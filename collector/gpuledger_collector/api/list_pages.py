@@ -282,6 +282,7 @@ def jobs_page(
             top=None if view.wants_csv else SHOWN if by == "none" else 0,
             wanted=narrowing.of_runs,
             with_states=not view.wants_csv,
+            per_team=by == "team" and not view.wants_csv,
         )
         if view.wants_csv:
             range_name = view.filters.range_name or month

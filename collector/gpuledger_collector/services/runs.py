@@ -143,15 +143,19 @@ def list_runs(
     top: int | None = None,
     wanted: RunFilter = EVERY_RUN,
     with_states: bool = False,
+    per_team: bool = False,
 ) -> RunList:
     """List the runs that an owner was charged for, read with the rights of a viewer; the first
     `top`, None: all.
 
     Only those are asked for their unit costs, unless the order is by them. `with_states`: the
-    states are read, also where none is wanted.
+    states are read, also where none is wanted. `per_team`: a run that several teams pay for is
+    listed for each of them, as groups by team need it.
     """
     with as_viewer(connection, viewer):
-        charged = runs.list_charged(connection, period, owner, name, wanted=wanted)
+        charged = runs.list_charged(
+            connection, period, owner, name, wanted=wanted, per_team=per_team
+        )
     states: Mapping[int, str] = {}
     if with_states or wanted.state:
         states = _states_of(connection, charged, period)

@@ -27,9 +27,16 @@ def ask(run, dsn, tmp_path):
     assert code == 0, out + err
     assert run("chargeback", "--from", "2025-11-01", "--to", "2025-11-04")[0] == 0
 
-    def ask(**wanted):
+    def ask(*, per_team=False, **wanted):
         with Database(dsn).transaction(read_only=True) as connection:
-            return list_runs(connection, PERIOD, {}, wanted=RunFilter(**wanted), with_states=True)
+            return list_runs(
+                connection,
+                PERIOD,
+                {},
+                wanted=RunFilter(**wanted),
+                with_states=True,
+                per_team=per_team,
+            )
 
     return ask
 
@@ -76,3 +83,35 @@ def test_groups_add_up_to_the_list(ask):
     teams = whole.groups("team", UTC_DAYS)
     assert [group.name for group in teams] == ["speech", "vision"]
     assert [group.name for group in whole.groups("day", UTC_DAYS)] == ["2025-11-02", "2025-11-01"]
+
+
+def test_each_team_of_a_job_has_its_own_part_of_it(ask, dsn):
+    """A job that a team and nobody pays for is in both groups, each with what is paid there, as
+    statements say.
+    """
+    with psycopg.connect(dsn) as connection:
+        parts = connection.execute(
+            "SELECT c.ctid FROM charge c JOIN workload w ON w.id = c.workload_id"
+            " WHERE w.external_id = '3' ORDER BY c.start_ms, c.accelerator_id LIMIT 2"
+        ).fetchall()
+        (speech,) = connection.execute("SELECT id FROM owner WHERE team = 'speech'").fetchone()
+        (vision,) = connection.execute("SELECT id FROM owner WHERE team = 'vision'").fetchone()
+        assert speech != vision
+        for (part,), owner in zip(parts, (vision, None), strict=True):
+            connection.execute("UPDATE charge SET owner_id = %s WHERE ctid = %s", (owner, part))
+        paid = dict(
+            connection.execute(
+                "SELECT coalesce(o.team, ''), sum(c.cost_micro)::bigint FROM charge c"
+                " LEFT JOIN owner o ON o.id = c.owner_id WHERE c.workload_id IS NOT NULL GROUP BY 1"
+            ).fetchall()
+        )
+    assert paid.keys() == {"", "speech", "vision"}
+    split = ask(per_team=True)
+    groups = {group.name: group for group in split.groups("team", UTC_DAYS)}
+    assert {name: group.cost.micro for name, group in groups.items()} == paid
+    assert {name: group.workloads for name, group in groups.items()} == {
+        "": 1,
+        "speech": 1,
+        "vision": 3,
+    }
+    assert split.workloads == 4

@@ -34,10 +34,14 @@ def list_charged(
     name: str | None = None,
     ids: Sequence[int] | None = None,
     wanted: RunFilter = EVERY_RUN,
+    *,
+    per_team: bool = False,
 ) -> list[ChargedRun]:
     """List workloads that were charged for days of the period, including corrections of those days.
 
     `owner`: levels of the owner who pays; `name`, `ids`: only workloads of this name, or these.
+    `per_team`: a workload that several teams pay for is a row for each of them; else one row names
+    the first of them.
     """
     conditions = "".join(
         f" AND coalesce({LEVEL_COLUMNS[level]}, '') = %({level})s" for level in owner
@@ -55,19 +59,22 @@ def list_charged(
         # A part of a text, and no pattern: people search for names with _ and %.
         names = "concat_ws(' ', w.name, w.external_id, w.key, w.user_name)"
         conditions += f" AND position(lower(%(words)s) IN lower({names})) > 0"
+    payer = "coalesce(o.team, '')"
+    team, by_team = "coalesce(min(nullif(o.team, '')), '')", ""
+    if per_team:
+        team, by_team = payer, f", {payer}"
     rows = select(
         connection,
         f"""
         SELECT w.id AS workload_id, w.key, w.kind, w.external_id, w.name, w.user_name AS user,
-            coalesce(min(nullif(o.team, '')), '') AS team, string_agg(DISTINCT l.gpu_model, ', ')
-            AS gpu_model,
+            {team} AS team, string_agg(DISTINCT l.gpu_model, ', ') AS gpu_model,
             count(DISTINCT l.accelerator_id) AS accelerators, min(l.start_ms) AS start_ms,
             max(l.end_ms) AS end_ms,
             l.currency, {_SUMS}
         FROM (SELECT {_LINES} FROM charge WHERE {days} UNION ALL SELECT {_LINES} FROM correction WHERE {days}) l
         JOIN workload w ON w.id = l.workload_id LEFT JOIN owner o ON o.id = l.owner_id
         WHERE true{conditions}
-        GROUP BY w.id, l.currency ORDER BY w.id, l.currency
+        GROUP BY w.id, l.currency{by_team} ORDER BY w.id, l.currency{by_team}
         """,
         {
             "start": period.start_ms,
