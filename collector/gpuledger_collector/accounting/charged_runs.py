@@ -90,6 +90,14 @@ RUNNING, ENDED = "running", "ended"
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedOutcome:
+    """How a run ended and when, as a record of its scheduler says (None: it had not ended)."""
+
+    state: str
+    end_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class RunGroup:
     """Runs that have something in common, in one currency (None: unpriced).
 

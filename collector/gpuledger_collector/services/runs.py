@@ -18,6 +18,7 @@ from gpuledger_collector.accounting.charged_runs import (
     ChargedRun,
     ListedRun,
     NamedWorkload,
+    RecordedOutcome,
     RunFilter,
     RunGroup,
 )
@@ -173,19 +174,32 @@ def list_runs(
 def _states_of(
     connection: Connection, charged: Sequence[ChargedRun], period: Period
 ) -> Mapping[int, str]:
-    """The state of each run at the end of the period, or of what is rated of it."""
+    """The state of each run at the end of the period, or of what is rated of it.
+
+    A record of its scheduler says it; without one, a run that was held in the last hour is running.
+    """
     rated_ms = read_rated_period(connection, period).rated_ms
     last_ms = period.end_ms if rated_ms is None else min(rated_ms, period.end_ms)
     until = Counter[int]()
     for run in charged:
         until[run.workload_id] = max(until[run.workload_id], run.end_ms)
-    outcomes = runs.outcomes(connection, list(until))
+    recorded = runs.outcomes_before(connection, list(until), last_ms)
     return {
-        workload_id: RUNNING
-        if end_ms > last_ms - HOUR_MS
-        else outcomes.get(workload_id, ENDED).casefold()
+        workload_id: state_at(last_ms, end_ms, recorded.get(workload_id))
         for workload_id, end_ms in until.items()
     }
+
+
+def state_at(last_ms: int, charged_until_ms: int, recorded: RecordedOutcome | None) -> str:
+    """The state of a run that was charged until then, at an instant."""
+    is_held = charged_until_ms > last_ms - HOUR_MS
+    if recorded is None:
+        return RUNNING if is_held else ENDED
+    if recorded.end_ms is None:
+        return RUNNING if is_held else recorded.state.casefold()
+    # A run that was started again is held long after the end that is recorded of it.
+    goes_on = is_held and charged_until_ms >= recorded.end_ms + HOUR_MS
+    return RUNNING if recorded.end_ms > last_ms or goes_on else recorded.state.casefold()
 
 
 def _group(name: str, currency: str | None, runs: Sequence[ChargedRun]) -> RunGroup:

@@ -3,9 +3,9 @@
 import psycopg
 import pytest
 
-from gpuledger_collector.accounting.charged_runs import RunFilter
-from gpuledger_collector.accounting.period import UTC_DAYS
-from gpuledger_collector.services.runs import list_run_places, list_runs
+from gpuledger_collector.accounting.charged_runs import RecordedOutcome, RunFilter
+from gpuledger_collector.accounting.period import HOUR_MS, UTC_DAYS
+from gpuledger_collector.services.runs import list_run_places, list_runs, state_at
 from gpuledger_collector.storage.database import Database
 
 JOBS = """workload_id,start,end,gpus,state,pool,user,tag:team
@@ -115,3 +115,33 @@ def test_each_team_of_a_job_has_its_own_part_of_it(ask, dsn):
         "vision": 3,
     }
     assert split.workloads == 4
+
+
+LATE_JOBS = """workload_id,start,end,gpus,state,pool,user,tag:team
+5,2025-11-03T20:00:00Z,2025-11-03T23:30:00Z,1,COMPLETED,train,ann,vision
+6,2025-11-03T20:00:00Z,2025-11-04T12:00:00Z,1,COMPLETED,train,ann,vision
+7,2025-11-03T20:00:00Z,2025-11-04T00:00:00Z,1,FAILED,train,ann,vision
+"""
+
+
+def test_a_job_that_ended_in_the_last_hour_has_its_outcome(ask, run, dsn, tmp_path):
+    """One that goes on after the period is running at its end, whatever becomes of it later."""
+    path = tmp_path / "late.csv"
+    path.write_text(LATE_JOBS)
+    code, out, err = run("import", "usage", path)
+    assert code == 0, out + err
+    assert run("chargeback", "--from", "2025-11-01", "--to", "2025-11-05")[0] == 0
+    listed = ask()
+    states = {run.external_id: listed.states[run.workload_id] for run in listed.runs}
+    assert (states["5"], states["6"], states["7"]) == ("completed", "running", "failed")
+    assert states["3"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("charged_until", "recorded_end", "state"),
+    [(10, 10, "node_fail"), (10, 9.5, "node_fail"), (10, 3, "running"), (4, 3, "node_fail")],
+)
+def test_a_run_that_was_started_again_is_running(charged_until, recorded_end, state):
+    """Agents see it go on, and no newer record is imported."""
+    recorded = RecordedOutcome("NODE_FAIL", int(recorded_end * HOUR_MS))
+    assert state_at(10 * HOUR_MS, charged_until * HOUR_MS, recorded) == state

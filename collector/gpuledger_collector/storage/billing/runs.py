@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
-from gpuledger_collector.accounting.charged_runs import EVERY_RUN, ChargedRun, RunFilter
+from gpuledger_collector.accounting.charged_runs import (
+    EVERY_RUN,
+    ChargedRun,
+    RecordedOutcome,
+    RunFilter,
+)
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.reserved_names import UNNAMED
 from gpuledger_collector.accounting.unit_cost import CountedHour, HeldHour
@@ -145,6 +150,24 @@ def outcomes(connection: Connection, ids: Sequence[int]) -> dict[int, str]:
             " workload_id"
             " = ANY(%s) AND state <> '' ORDER BY workload_id, start_ms DESC",
             (list(ids),),
+        )
+    }
+
+
+def outcomes_before(
+    connection: Connection, ids: Sequence[int], before_ms: int
+) -> dict[int, RecordedOutcome]:
+    """Read the latest record of a scheduler about each of these workloads that begins before an
+    instant.
+    """
+    return {
+        row.workload_id: RecordedOutcome(row.state, row.end_ms)
+        for row in select(
+            connection,
+            "SELECT DISTINCT ON (workload_id) workload_id, state, end_ms FROM imported_usage"
+            " WHERE workload_id = ANY(%s) AND state <> '' AND start_ms < %s"
+            " ORDER BY workload_id, start_ms DESC",
+            (list(ids), before_ms),
         )
     }
 
