@@ -19,6 +19,7 @@ from gpuledger_collector.api import fleet_pages, list_pages, pages
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.page_routes import View
 from gpuledger_collector.export import shortened
+from gpuledger_collector.export.site import Filters
 from gpuledger_collector.insight.pool_outlook import Outlook
 from gpuledger_collector.services import month_proof
 from gpuledger_collector.services.forecasts import MOST_POOLS, forecast_outlook
@@ -188,3 +189,25 @@ def test_refused_claims_are_counted(crowded, reads, monkeypatch):
 
 def with_claims(sheet: Reconciliation, claims):
     return replace(sheet, claims=claims)
+
+
+def test_groups_of_jobs_that_are_not_listed_are_summed(crowded, reads):
+    """A hundred groups, and the number, hours and cost of the others: together they are the total
+    of the list.
+    """
+    october = replace(EVERYTHING, filters=Filters(period="2025-10"))
+    asked = (list_pages.Narrowing(), "", "cost")
+    text = list_pages.jobs_page(reads, october, *asked, "team").body.decode()
+    said = re.search(r"and (\d+) more groups of ([\d.]+) GPU-hours, ([\d.]+) USD", text)
+    assert said[1] == str(TEAMS - list_pages.SHOWN)
+    costs = costs_of(text)
+    assert len(costs) == list_pages.SHOWN
+    of_models = list_pages.jobs_page(reads, october, *asked, "model").body.decode()
+    assert "more group" not in of_models
+    assert abs(sum(costs) + Decimal(said[3]) - sum(costs_of(of_models))) < 1
+
+
+def costs_of(text):
+    """The costs in the only table of a page."""
+    body = re.search(r"<tbody>(.*?)</tbody>", text, re.DOTALL)[1]
+    return [Decimal(cost) for cost in re.findall(r"([\d.]+) USD</td></tr>", body)]

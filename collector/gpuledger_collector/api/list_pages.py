@@ -314,6 +314,8 @@ def jobs_page(
                 **narrowing.parameters(),
             },
         )
+    groups = charged.groups(by, calendar, SHOWN) if by != "none" else None
+    rest = charged if groups is None else groups
     text = html.render(
         "jobs.html",
         site=site,
@@ -330,17 +332,14 @@ def jobs_page(
             search="name, id, user",
         ),
         by=by,
-        groups=[
-            group_facts(group, by, site)
-            for group in (charged.groups(by, calendar) if by != "none" else ())[:SHOWN]
-        ],
+        groups=[group_facts(group, by, site) for group in groups.items] if groups else [],
         states=charged.states,
         is_narrowed=any(narrowing.parameters().values()),
         absence=absence,
         rows=[(item.run, item.unit) for item in charged.items],
-        left_out=len(charged.others) if by == "none" else 0,
-        left_ns=charged.others_gpu_ns,
-        left_costs=charged.others_cost,
+        left_out=len(rest.others),
+        left_ns=rest.others_gpu_ns,
+        left_costs=rest.others_cost,
         count=charged.workloads,
         orders=[
             (text, site.with_filters(sort="" if key == "cost" else key), key == order)

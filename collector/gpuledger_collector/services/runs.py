@@ -84,6 +84,24 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class RunGroupList:
+    """The first groups of a list of runs, and the others."""
+
+    items: Sequence[RunGroup]
+    others: Sequence[RunGroup]
+
+    @property
+    def others_gpu_ns(self) -> int:
+        """What the runs of the others held."""
+        return sum(group.gpu_ns for group in self.others)
+
+    @property
+    def others_cost(self) -> list[Money]:
+        """What they cost, by currency."""
+        return total_by_currency(group.cost for group in self.others)
+
+
+@dataclass(frozen=True, slots=True)
 class RunList:
     """The first runs of an order with their unit costs, and the others.
 
@@ -105,16 +123,19 @@ class RunList:
         """How many runs there are in all: one in two currencies is two rows."""
         return len({run.workload_id for run in self.runs})
 
-    def groups(self, by: str, calendar: Calendar) -> list[RunGroup]:
+    def groups(self, by: str, calendar: Calendar, top: int | None = None) -> RunGroupList:
         """A group for each `team`, `user`, `model`, `state` or `day` (on which it began to be
         charged in this period) and currency, dearest first; days in their order, the latest first.
+        The first `top` of them, None: all.
         """
         groups: dict[tuple[str, str | None], list[ChargedRun]] = defaultdict(list)
         for run in self.runs:
             groups[self._group_of(run, by, calendar), run.currency].append(run)
         listed = [_group(name, currency, runs) for (name, currency), runs in groups.items()]
         listed.sort(key=lambda group: (-(group.cost.micro if group.cost else 0), group.name))
-        return sorted(listed, key=lambda group: group.name, reverse=True) if by == "day" else listed
+        if by == "day":
+            listed.sort(key=lambda group: group.name, reverse=True)
+        return RunGroupList(listed[:top], listed[len(listed[:top]) :])
 
     def _group_of(self, run: ChargedRun, by: str, calendar: Calendar) -> str:
         if by == "day":

@@ -72,7 +72,7 @@ def test_groups_add_up_to_the_list(ask):
     """By each dimension: jobs, GPU-time and cost; what is not known is not zero."""
     whole = ask()
     for by in ("team", "user", "model", "state", "day"):
-        groups = whole.groups(by, UTC_DAYS)
+        groups = whole.groups(by, UTC_DAYS).items
         assert sum(group.workloads for group in groups) == len(whole.runs), by
         assert sum(group.gpu_ns for group in groups) == sum(run.gpu_ns for run in whole.runs), by
         assert sum(group.cost.micro for group in groups) == sum(
@@ -80,9 +80,12 @@ def test_groups_add_up_to_the_list(ask):
         ), by
         # A record of a scheduler says nothing of what the GPUs did.
         assert {group.idle_ns for group in groups} == {None}, by
-    teams = whole.groups("team", UTC_DAYS)
+    teams = whole.groups("team", UTC_DAYS).items
     assert [group.name for group in teams] == ["speech", "vision"]
-    assert [group.name for group in whole.groups("day", UTC_DAYS)] == ["2025-11-02", "2025-11-01"]
+    assert [group.name for group in whole.groups("day", UTC_DAYS).items] == [
+        "2025-11-02",
+        "2025-11-01",
+    ]
 
 
 def test_each_team_of_a_job_has_its_own_part_of_it(ask, dsn):
@@ -107,7 +110,7 @@ def test_each_team_of_a_job_has_its_own_part_of_it(ask, dsn):
         )
     assert paid.keys() == {"", "speech", "vision"}
     split = ask(per_team=True)
-    groups = {group.name: group for group in split.groups("team", UTC_DAYS)}
+    groups = {group.name: group for group in split.groups("team", UTC_DAYS).items}
     assert {name: group.cost.micro for name, group in groups.items()} == paid
     assert {name: group.workloads for name, group in groups.items()} == {
         "": 1,
