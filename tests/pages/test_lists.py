@@ -286,8 +286,10 @@ def test_jobs_in_groups(fleet, by):
     assert hours[0] == pytest.approx(hours[1], abs=0.2)
     main = text[text.index("<main") :]
     links = [unescape(link) for link in re.findall(r'<th scope="row"><a href="([^"]*)"', main)]
-    assert len(links) == len(rows)
-    for link, row in zip(links, rows, strict=True):
+    # What is charged in a range is not what began in it.
+    assert len(links) == (0 if by == "day" else len(rows))
+    for link, row in zip(links, rows, strict=by != "day"):
+        assert f"{by}=" in link
         assert f"<strong>{row[1]} job" in ask(fleet, link)[1], link
     assert ask(fleet, "/jobs?by=color")[0] == 422
 
@@ -303,7 +305,8 @@ def test_unusual_spending_in_groups(fleet, by):
         sum(int(row[1]) for row in rows)
         == len(read_csv(ask(fleet, "/anomalies?format=csv")[1])) - 1
     )
-    for link, row in zip(links, rows, strict=True):
+    assert len(links) == (0 if by == "day" else len(rows))
+    for link, row in zip(links, rows, strict=by != "day"):
         assert f"<strong>{row[1]} episode" in ask(fleet, link)[1], link
     assert ask(fleet, "/anomalies?by=color")[0] == 422
 

@@ -74,7 +74,7 @@ class RunFilter:
     """What a list of runs is narrowed to, besides its owner; empty: to nothing.
 
     Of a run on several pools, models or nodes only the part on the named one is listed. `words`: a
-    part of its name, its id or its user. `state`: one of `RunList.states`.
+    part of its name, its id or its user. `state`: one of `RunList.states`. `user`: the whole name.
     """
 
     pool: str = ""
@@ -82,6 +82,7 @@ class RunFilter:
     node: str = ""
     words: str = ""
     state: str = ""
+    user: str = ""
 
 
 EVERY_RUN = RunFilter()

@@ -81,6 +81,8 @@ JOB_GROUPINGS = {
     "state": "by state",
     "day": "by day",
 }
+SPLIT_BY = {"team", "model"}
+"""Of which a job may have several: each has its part of it."""
 ORDERS = {"cost": "dearest first", "waste": "most idle cost first", "newest": "newest first"}
 
 
@@ -175,7 +177,12 @@ def idle_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -
         free=[reports.free_facts(group, by) for group in free[:SHOWN]],
         by=by,
         form=list_form(
-            site, narrowing, listed.choices(), STATES, {"by": (by, GROUPINGS)}, teams=teams
+            site,
+            narrowing,
+            {**listed.choices(), "user": []},
+            STATES,
+            {"by": (by, GROUPINGS)},
+            teams=teams,
         ),
         absence=absence,
         listed=len(listed.items),
@@ -232,7 +239,7 @@ def anomalies_page(
         form=list_form(
             site,
             narrowing,
-            {"state": listed.choices()["state"]},
+            {"state": listed.choices()["state"], "user": []},
             reports.PRICE_CAUSES,
             {"by": (by, ANOMALY_GROUPINGS)},
             teams=teams,
@@ -282,7 +289,7 @@ def jobs_page(
             top=None if view.wants_csv else SHOWN if by == "none" else 0,
             wanted=narrowing.of_runs,
             with_states=not view.wants_csv,
-            per_team=by == "team" and not view.wants_csv,
+            split_by=by if by in SPLIT_BY and not view.wants_csv else "",
         )
         if view.wants_csv:
             range_name = view.filters.range_name or month
@@ -300,6 +307,7 @@ def jobs_page(
             )
         places = list_run_places(connection, span, view.owner or {}, view.reader.owner)
         places["state"] = sorted(set(charged.states.values()))
+        places["user"] = []  # too many to choose from: a group leads to its user
         teams = list_teams(connection, view.reader.owner)
         site = view.site(
             connection,

@@ -18,6 +18,7 @@ class Narrowing:
     model: str = ""
     state: str = ""
     q: str = ""
+    user: str = ""
 
     def parameters(self) -> dict[str, str]:
         """As parameters of the address."""
@@ -26,12 +27,12 @@ class Narrowing:
     @property
     def of_findings(self) -> FindingFilter:
         """For a list of findings."""
-        return FindingFilter(self.node, self.pool, self.model, self.state, self.q)
+        return FindingFilter(self.node, self.pool, self.model, self.state, self.q, self.user)
 
     @property
     def of_runs(self) -> RunFilter:
         """For a list of jobs."""
-        return RunFilter(self.pool, self.model, self.node, self.q, self.state)
+        return RunFilter(self.pool, self.model, self.node, self.q, self.state, self.user)
 
 
 WHOLE = Narrowing()
@@ -39,10 +40,15 @@ WHOLE = Narrowing()
 
 
 def read_narrowing(
-    node: str = "", pool: str = "", model: str = "", state: str = "", q: str = ""
+    node: str = "",
+    pool: str = "",
+    model: str = "",
+    state: str = "",
+    q: str = "",
+    user: str = "",
 ) -> Narrowing:
     """Read it from the parameters of a request."""
-    return Narrowing(node, pool, model, state, q)
+    return Narrowing(node, pool, model, state, q, user)
 
 
 def require_choice(name: str, value: str, choices: Collection[str]) -> None:

@@ -13,7 +13,13 @@ from gpuledger_collector.export.site import Site
 
 MOST_CHOICES = 100
 """A fleet has nodes by the thousand: beyond this number a name is typed."""
-LABELS = {"node": "node", "pool": "pool", "model": "GPU model", "state": "state"}
+LABELS = {
+    "node": "node",
+    "pool": "pool",
+    "model": "GPU model",
+    "state": "state",
+    "user": "user",
+}
 FIRST_WORDS = {"by": "show", "sort": "order", "period": "month", "state": "rows"}
 SEARCH = "name, user, GPU"
 """What a search looks through, if a list does not say otherwise."""
@@ -69,7 +75,7 @@ def list_form(
     has_range: bool = True,
     labels: Mapping[str, str] = FIRST_WORDS,
 ) -> ListForm:
-    """The form of a list in which these values of node, pool, model and state are found, and whose
+    """The form of a list in which these values of node, pool, model, state and user are found, and whose
     owner is one of `teams`.
 
     `views` are other choices: the value that is shown, and the words of each; `labels` calls them.

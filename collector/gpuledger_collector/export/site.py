@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, timedelta
 from urllib.parse import quote, urlencode
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
@@ -268,12 +267,11 @@ class Site:
         return address(self.path, {**self.extra, **self.filters.range_parameters()})
 
     def group_path(self, by: str, name: str) -> str:
-        """This list narrowed to one of its groups, and no longer grouped."""
+        """This list narrowed to one of its groups, and no longer grouped; empty where no filter
+        means the group: a day's has what began on it, and a range what touches it.
+        """
         if by == "day":
-            after = date.fromisoformat(name) + timedelta(days=1)
-            return self._with_range(**{"from": name, "to": after.isoformat(), "by": ""})
-        if by == "user":
-            return self.with_filters(q=name, by="")
+            return ""
         if by == "team":
             return self.with_filters(team=name or UNATTRIBUTED, by="")
         return self.with_filters(**{by: name, "by": ""})

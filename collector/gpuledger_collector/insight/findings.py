@@ -185,7 +185,8 @@ class FindingGroup:
 class FindingFilter:
     """What findings are narrowed to; empty: to nothing.
 
-    `words`: a part of the name of the team, job, user, node or model, or of the UUID.
+    `words`: a part of the name of the team, job, user, node or model, or of the UUID. `user`: the
+    whole name.
     """
 
     node: str = ""
@@ -193,6 +194,7 @@ class FindingFilter:
     model: str = ""
     state: str = ""
     words: str = ""
+    user: str = ""
 
     def admits(self, item: NamedFinding) -> bool:
         """Whether a finding meets all of it."""
@@ -201,6 +203,7 @@ class FindingFilter:
             (self.pool, item.pool_choice),
             (self.model, item.model or ""),
             (self.state, item.state),
+            (self.user, item.user_name or ""),
         )
         if any(wanted and wanted != value for wanted, value in cells):
             return False

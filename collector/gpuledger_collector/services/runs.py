@@ -165,18 +165,18 @@ def list_runs(
     top: int | None = None,
     wanted: RunFilter = EVERY_RUN,
     with_states: bool = False,
-    per_team: bool = False,
+    split_by: str = "",
 ) -> RunList:
     """List the runs that an owner was charged for, read with the rights of a viewer; the first
     `top`, None: all.
 
     Only those are asked for their unit costs, unless the order is by them. `with_states`: the
-    states are read, also where none is wanted. `per_team`: a run that several teams pay for is
-    listed for each of them, as groups by team need it.
+    states are read, also where none is wanted. `split_by`, `team` or `model`: a run of
+    several of them is listed for each, as groups by them need it.
     """
     with as_viewer(connection, viewer):
         charged = runs.list_charged(
-            connection, period, owner, name, wanted=wanted, per_team=per_team
+            connection, period, owner, name, wanted=wanted, split_by=split_by
         )
     states: Mapping[int, str] = {}
     if with_states or wanted.state:

@@ -27,7 +27,7 @@ def ask(run, dsn, tmp_path):
     assert code == 0, out + err
     assert run("chargeback", "--from", "2025-11-01", "--to", "2025-11-04")[0] == 0
 
-    def ask(*, per_team=False, **wanted):
+    def ask(*, split_by="", **wanted):
         with Database(dsn).transaction(read_only=True) as connection:
             return list_runs(
                 connection,
@@ -35,7 +35,7 @@ def ask(run, dsn, tmp_path):
                 {},
                 wanted=RunFilter(**wanted),
                 with_states=True,
-                per_team=per_team,
+                split_by=split_by,
             )
 
     return ask
@@ -109,7 +109,7 @@ def test_each_team_of_a_job_has_its_own_part_of_it(ask, dsn):
             ).fetchall()
         )
     assert paid.keys() == {"", "speech", "vision"}
-    split = ask(per_team=True)
+    split = ask(split_by="team")
     groups = {group.name: group for group in split.groups("team", UTC_DAYS).items}
     assert {name: group.cost.micro for name, group in groups.items()} == paid
     assert {name: group.workloads for name, group in groups.items()} == {
@@ -148,3 +148,30 @@ def test_a_run_that_was_started_again_is_running(charged_until, recorded_end, st
     """Agents see it go on, and no newer record is imported."""
     recorded = RecordedOutcome("NODE_FAIL", int(recorded_end * HOUR_MS))
     assert state_at(10 * HOUR_MS, charged_until * HOUR_MS, recorded) == state
+
+
+def test_each_model_of_a_job_has_its_own_part_of_it(ask, dsn):
+    """A job on two models is in both groups, and each leads to the same list."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute("UPDATE charge SET gpu_model = 'A'")
+        connection.execute(
+            "UPDATE charge SET gpu_model = 'B' WHERE ctid = (SELECT c.ctid FROM charge c JOIN"
+            " workload w ON w.id = c.workload_id WHERE w.external_id = '3' LIMIT 1)"
+        )
+    groups = ask(split_by="model").groups("model", UTC_DAYS).items
+    assert sorted((group.name, group.workloads) for group in groups) == [("A", 4), ("B", 1)]
+    for group in groups:
+        narrowed = ask(model=group.name)
+        assert narrowed.workloads == group.workloads
+        assert sum(run.cost_micro for run in narrowed.runs) == group.cost.micro
+    (joined,) = [run for run in ask().runs if run.external_id == "3"]
+    assert joined.gpu_model == "A, B"
+
+
+def test_a_user_is_a_whole_name(ask, dsn):
+    """A search for ann finds hannah, too; the group of ann leads to hers alone."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute("UPDATE workload SET user_name = 'hannah' WHERE external_id = '2'")
+    assert keys_of(ask(words="ann")) == ["1", "2"]
+    assert keys_of(ask(user="ann")) == ["1"]
+    assert keys_of(ask(user="ANN")) == []

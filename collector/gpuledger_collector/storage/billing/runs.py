@@ -31,6 +31,12 @@ _SUMMED = (
 )
 _SUMS = ", ".join(f"sum(l.{name}) AS {name}" for name in _SUMMED)
 
+_JOINED = {
+    "team": "coalesce(min(nullif(o.team, '')), '')",
+    "model": "string_agg(DISTINCT l.gpu_model, ', ')",
+}
+_PARTS = {"team": "coalesce(o.team, '')", "model": "coalesce(l.gpu_model, '')"}
+
 
 def list_charged(
     connection: Connection,
@@ -40,13 +46,13 @@ def list_charged(
     ids: Sequence[int] | None = None,
     wanted: RunFilter = EVERY_RUN,
     *,
-    per_team: bool = False,
+    split_by: str = "",
 ) -> list[ChargedRun]:
     """List workloads that were charged for days of the period, including corrections of those days.
 
     `owner`: levels of the owner who pays; `name`, `ids`: only workloads of this name, or these.
-    `per_team`: a workload that several teams pay for is a row for each of them; else one row names
-    the first of them.
+    `split_by`, `team` or `model`: a workload that several teams pay for, or that held several
+    models, is a row for each of them; else one row names the first team and all models.
     """
     conditions = "".join(
         f" AND coalesce({LEVEL_COLUMNS[level]}, '') = %({level})s" for level in owner
@@ -64,22 +70,22 @@ def list_charged(
         # A part of a text, and no pattern: people search for names with _ and %.
         names = "concat_ws(' ', w.name, w.external_id, w.key, w.user_name)"
         conditions += f" AND position(lower(%(words)s) IN lower({names})) > 0"
-    payer = "coalesce(o.team, '')"
-    team, by_team = "coalesce(min(nullif(o.team, '')), '')", ""
-    if per_team:
-        team, by_team = payer, f", {payer}"
+    columns = {**_JOINED, **({split_by: _PARTS[split_by]} if split_by else {})}
+    part = f", {_PARTS[split_by]}" if split_by else ""
+    if wanted.user:
+        conditions += " AND w.user_name = %(user)s"
     rows = select(
         connection,
         f"""
         SELECT w.id AS workload_id, w.key, w.kind, w.external_id, w.name, w.user_name AS user,
-            {team} AS team, string_agg(DISTINCT l.gpu_model, ', ') AS gpu_model,
+            {columns["team"]} AS team, {columns["model"]} AS gpu_model,
             count(DISTINCT l.accelerator_id) AS accelerators, min(l.start_ms) AS start_ms,
             max(l.end_ms) AS end_ms,
             l.currency, {_SUMS}
         FROM (SELECT {_LINES} FROM charge WHERE {days} UNION ALL SELECT {_LINES} FROM correction WHERE {days}) l
         JOIN workload w ON w.id = l.workload_id LEFT JOIN owner o ON o.id = l.owner_id
         WHERE true{conditions}
-        GROUP BY w.id, l.currency{by_team} ORDER BY w.id, l.currency{by_team}
+        GROUP BY w.id, l.currency{part} ORDER BY w.id, l.currency{part}
         """,
         {
             "start": period.start_ms,
@@ -87,6 +93,7 @@ def list_charged(
             "name": name,
             "ids": None if ids is None else list(ids),
             "words": wanted.words,
+            "user": wanted.user,
             **places,
             **owner,
         },
