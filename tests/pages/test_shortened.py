@@ -211,3 +211,13 @@ def costs_of(text):
     """The costs in the only table of a page."""
     body = re.search(r"<tbody>(.*?)</tbody>", text, re.DOTALL)[1]
     return [Decimal(cost) for cost in re.findall(r"([\d.]+) USD</td></tr>", body)]
+
+
+def test_the_total_of_a_whole_bill_is_the_total(crowded, reads):
+    """However many rows stand in one; that of a narrowed bill is of what is shown."""
+    whole = pages.month_page(reads, "team", "2025-10", EVERYTHING).body.decode()
+    assert f"({TEAMS - shortened.MOST_ROWS} more)" in whole
+    assert "total of what is shown" not in whole
+    narrowing = list_pages.Narrowing(q="crowd-10")
+    part = pages.month_page(reads, "team", "2025-10", EVERYTHING, narrowing).body.decode()
+    assert "total of what is shown" in part

@@ -171,6 +171,7 @@ def index(
         levels=LEVELS,
         form=form,
         listed=row_count,
+        is_part=form is not None and len(report.rows) < row_count,
         absence=absence,
         rows=[
             {
