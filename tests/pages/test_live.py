@@ -202,6 +202,27 @@ def test_it_can_be_paused_by_the_keyboard(browser, ledger):
     become(browser, f"document.querySelectorAll('tr[data-key]').length === {rows + 1}")
 
 
+def test_a_tab_that_was_hidden_is_renewed(browser, ledger):
+    """It heard nothing meanwhile; a paused one asks for nothing."""
+    address, _, _, _ = ledger
+    followed(browser, f"{address}/idle")
+    browser.evaluate(
+        "window.ahead = 0; window.fetched = 0;"
+        "const now = performance.now.bind(performance); performance.now = () => now() + ahead;"
+        "const load = window.fetch; window.fetch = (...all) => { fetched++; return load(...all) };"
+        "const look = (hidden) => {"
+        " Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});"
+        " document.dispatchEvent(new Event('visibilitychange')) };"
+        "window.hide = () => { look(true); ahead += 20_000; look(false) }"
+    )
+    browser.evaluate("window.hide()")
+    become(browser, "window.fetched === 1")
+    browser.evaluate("document.querySelector('#live button').click(); window.hide()")
+    time.sleep(3)  # longer than the pause after which those who watch ask
+    assert browser.evaluate("window.fetched") == 1
+    assert browser.evaluate("window.stayed")
+
+
 def test_a_lost_connection_is_said_with_its_instant(browser, ledger, monkeypatch):
     """And it comes back by itself."""
     address, _, collector, _ = ledger

@@ -231,8 +231,9 @@
     if (!isPaused) plan();
   });
   document.addEventListener("visibilitychange", () => {
+    const lastHeardAt = heardAt; // before open() sets it anew
     open();
-    if (!document.hidden && now() - heardAt > LEAST_MS) plan();
+    if (!document.hidden && !isPaused && now() - lastHeardAt > LEAST_MS) plan();
   });
   window.addEventListener("pagehide", close);
   window.addEventListener("pageshow", ({ persisted }) => persisted && (open(), plan()));
