@@ -92,9 +92,10 @@ def looks(monkeypatch):
     return taken
 
 
-def insert_finding(dsn, team, key):
+def insert_findings(dsn, team, *keys, evidence=None):
+    found = replace(finding_of(team, "idle"), evidence=evidence or {})
     with psycopg.connect(dsn) as connection:
-        findings.upsert(connection, [replace(finding_of(team, "idle"), key=key)])
+        findings.upsert(connection, [replace(found, key=key) for key in keys])
 
 
 def streams(collector):
@@ -120,7 +121,7 @@ def test_all_who_watch_are_told_by_one_statement(dsn, looks):
                     "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'gpuledger-live'"
                 ).fetchone()
             assert sessions == 1
-            insert_finding(dsn, OWN, "new")
+            insert_findings(dsn, OWN, "new")
             for reader in (one, other):
                 assert reader.event("change")[1]["text"] == "1 new idle GPU"
         until(lambda: streams(collector) == 0)
@@ -158,9 +159,9 @@ def test_a_team_lead_is_told_of_its_own_part(dsn):
         ):
             for reader in (lead, all_of_it, part):
                 reader.event("look")
-            insert_finding(dsn, FOREIGN, "foreign")
+            insert_findings(dsn, FOREIGN, "foreign")
             assert all_of_it.event("change")[1]["text"] == "1 new idle GPU"
-            insert_finding(dsn, OWN, "own")
+            insert_findings(dsn, OWN, "own")
             # The first thing that either hears of is its own.
             for reader in (lead, part):
                 facts = reader.event("change")[1]
@@ -171,6 +172,26 @@ def test_a_team_lead_is_told_of_its_own_part(dsn):
         agent = token(dsn, "agent", node="n")
         assert collector.request("GET", "/live", headers=bearer(agent))[0] == 403
         assert collector.request("GET", "/live")[0] == 401
+
+
+def test_a_narrowed_stream_is_told_of_its_place(dsn):
+    """A pool, the pool without a name, a node."""
+    with running(dsn) as collector, contextlib.ExitStack() as stack:
+        paths = ("/live?pool=p", "/live?pool=(unnamed)", "/live?node=n", "/live")
+        pool, unnamed, node, whole = (
+            stack.enter_context(watching(collector.port, path=path)) for path in paths
+        )
+        for reader in (pool, unnamed, node, whole):
+            reader.event("look")
+        insert_findings(dsn, OWN, "first", evidence={"pool": "p", "node": "n"})
+        for reader in (pool, node, whole):
+            assert reader.event("change")[1]["text"] == "1 new idle GPU"
+        insert_findings(dsn, OWN, "second", "third", evidence={"pool": "", "node": "m"})
+        for reader in (unnamed, whole):
+            assert reader.event("change")[1]["text"] == "2 new idle GPUs"
+        insert_findings(dsn, OWN, "4th", "5th", "6th", evidence={"pool": "p", "node": "n"})
+        for reader in (pool, node, whole):
+            assert reader.event("change")[1]["text"] == "3 new idle GPUs"
 
 
 def bearer(secret):

@@ -21,7 +21,6 @@ from gpuledger_collector.accounting.period import (
     format_instant,
     parse_instant,
 )
-from gpuledger_collector.accounting.reserved_names import UNNAMED
 from gpuledger_collector.api.context import ReadContext, requested_days
 from gpuledger_collector.api.page_routes import (
     NoPage,
@@ -34,7 +33,7 @@ from gpuledger_collector.api.page_routes import (
 from gpuledger_collector.export import fleet_map as pictures
 from gpuledger_collector.export import gpu_receipt as receipts
 from gpuledger_collector.export import html
-from gpuledger_collector.export.fleet_map import MapAddress, hour_name
+from gpuledger_collector.export.fleet_map import MapAddress, hour_name, parse_pool
 from gpuledger_collector.export.site import FLEET, Site, gpu_path
 from gpuledger_collector.insight.fleet_map import ColorBy, FleetMap, Grain
 from gpuledger_collector.services.billing_calendar import calendar_of
@@ -67,7 +66,7 @@ def router(context: ReadContext) -> APIRouter:
     ) -> Response:
         """The map in the hour of `at`, by default now."""
         here = MapAddress(
-            _parse_hour(at), _parse_color(color), _parse_grain(by), _parse_pool(pool), node or None
+            _parse_hour(at), _parse_color(color), _parse_grain(by), parse_pool(pool), node or None
         )
         answer = fleet_page(context, here, view)
         # Where a part of the page is exchanged, the address is that of the hour all the same; one
@@ -180,10 +179,6 @@ def _parse_color(text: str) -> ColorBy:
     if text and text not in set(ColorBy):
         raise ValueError(f"color: {text!r} is none of {', '.join(ColorBy)}")
     return ColorBy(text or ColorBy.STATE)
-
-
-def _parse_pool(text: str) -> str | None:
-    return None if not text else "" if text == UNNAMED else text
 
 
 def _parse_grain(text: str) -> str:

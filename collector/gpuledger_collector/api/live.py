@@ -28,6 +28,7 @@ from gpuledger_collector.api.context import ReadContext, ReadRoute, as_http_erro
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.api.page_routes import HEADERS, View, require_view
 from gpuledger_collector.api.reader_limits import ReadRefused, payer_of
+from gpuledger_collector.export.fleet_map import parse_pool
 from gpuledger_collector.export.live import changes_text
 from gpuledger_collector.export.site import LIVE
 from gpuledger_collector.services.live import (
@@ -92,7 +93,7 @@ class Broadcast:
         facts: dict[str, object] = {"at_ms": state.taken_ms, "rest": self.rest}
         if viewer.owner is None:
             facts["newest_ms"] = state.newest_ms
-        seen = None if changes is None else changes_seen(changes, viewer, narrowed)
+        seen = None if changes is None else changes_seen(changes, state, viewer, narrowed)
         name = "change" if seen or skipped else "look"
         if seen:
             facts["text"] = changes_text(seen)
@@ -287,7 +288,7 @@ def router(context: ReadContext, hub: LiveHub) -> APIRouter:
         # A page of another host cannot read it, but it could take all places.
         if request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
             raise HTTPException(403, "only pages of this collector may watch it")
-        narrowed = LiveNarrowing(pool or None, node or None)
+        narrowed = LiveNarrowing(parse_pool(pool), node or None)
         return EventStream(hub, context.keys, request, view, narrowed)
 
     return routes

@@ -115,7 +115,8 @@ class MapAddress:
     @property
     def live_path(self) -> str:
         """Where a map of now hears what changes on what it shows."""
-        return address(LIVE, {"pool": self.pool or "", "node": self.node or ""})
+        names = {name: self.parameters[name] for name in ("pool", "node")}
+        return address(LIVE, names)
 
     def with_changes(self, **changes: str) -> str:
         """The address with other parameters; empty: left out."""
@@ -125,6 +126,11 @@ class MapAddress:
 def pool_choice(pool: str) -> str:
     """How an address asks for a pool: an empty name there asks for all of them."""
     return pool or UNNAMED
+
+
+def parse_pool(text: str) -> str | None:
+    """The pool that an address asks for; None: all of them."""
+    return None if not text else "" if text == UNNAMED else text
 
 
 class NodeAddresses:

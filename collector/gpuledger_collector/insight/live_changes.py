@@ -45,13 +45,17 @@ class LiveNode:
 
 @dataclass(frozen=True, slots=True)
 class LiveFinding:
-    """A finding that has not ended, and in whose part of the ledger it is; `is_free`: in nobody's."""
+    """A finding that has not ended, in whose part of the ledger it is (`is_free`: in nobody's), and
+    where; None: it has no place, as what an owner spends.
+    """
 
     id: int
     kind: str
     team: str
     owner: Mapping[str, str]
     is_free: bool
+    pool: str | None = None
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from gpuledger_collector.insight.live_changes import (
     LiveChanges,
+    LiveFinding,
     LiveState,
     PresentAccelerator,
     changes_between,
@@ -25,7 +26,9 @@ SESSION = "-c statement_timeout=5s -c lock_timeout=2s"
 
 @dataclass(frozen=True, slots=True)
 class LiveNarrowing:
-    """What a page that stays open is narrowed to, besides an owner: a pool, a node; None: not."""
+    """What a page that stays open is narrowed to, besides an owner: a pool (empty: the one without a
+    name), a node; None: not.
+    """
 
     pool: str | None = None
     node: str | None = None
@@ -67,10 +70,13 @@ class LiveWatch:
             connection.close()
 
 
-def changes_seen(changes: LiveChanges, viewer: Viewer, narrowed: LiveNarrowing) -> LiveChanges:
-    """What a viewer is told of changes, on a page that is narrowed so.
+def changes_seen(
+    changes: LiveChanges, state: LiveState, viewer: Viewer, narrowed: LiveNarrowing
+) -> LiveChanges:
+    """What a viewer is told of the changes that led to this state, on a page that is narrowed so.
 
-    What nobody holds is in no owner's part, as in lists of findings.
+    What nobody holds is in no owner's part, as in lists of findings. A node is in each pool of which
+    it has accelerators.
     """
     if viewer.owner is not None:
         return LiveChanges(
@@ -88,11 +94,14 @@ def changes_seen(changes: LiveChanges, viewer: Viewer, narrowed: LiveNarrowing) 
     if narrowed.pool is None and narrowed.node is None:
         return changes
 
-    def is_there(item: PresentAccelerator) -> bool:
+    def is_there(item: PresentAccelerator | LiveFinding) -> bool:
         return narrowed.pool in {None, item.pool} and narrowed.node in {None, item.node}
 
+    items = state.accelerators.values()
+    nodes_of_pool = {item.node for item in items if item.pool == narrowed.pool}
+
     def is_node(name: str) -> bool:
-        return narrowed.node in {None, name}
+        return narrowed.node in {None, name} and (narrowed.pool is None or name in nodes_of_pool)
 
     return replace(
         changes,
@@ -103,4 +112,6 @@ def changes_seen(changes: LiveChanges, viewer: Viewer, narrowed: LiveNarrowing) 
         fell_silent=tuple(filter(is_node, changes.fell_silent)),
         came_back=tuple(filter(is_node, changes.came_back)),
         new_nodes=tuple(filter(is_node, changes.new_nodes)),
+        appeared=tuple(filter(is_there, changes.appeared)),
+        ended=tuple(filter(is_there, changes.ended)),
     )

@@ -19,15 +19,15 @@ _QUERY = f"""
         a.gpu_micro < {MICRO} AS flag, a.health AS status, l.state, l.workload_id, l.at_ms,
         coalesce(l.gpu_sm_active_ratio, l.gpu_graphics_engine_active_ratio, l.gpu_utilization_ratio)::float8
             AS activity,
-        NULL::jsonb AS owner
+        NULL::jsonb AS owner, NULL AS finding_pool, NULL AS finding_node
     FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
         LEFT JOIN gpu_latest l ON l.accelerator_id = c.accelerator_id
     WHERE c.out_ms IS NULL
     UNION ALL SELECT '{_NODE}', id, '', name, false, status, NULL, NULL,
-        floor(extract(epoch FROM last_seen_at) * 1000)::bigint, NULL, NULL
+        floor(extract(epoch FROM last_seen_at) * 1000)::bigint, NULL, NULL, NULL, NULL
     FROM node
     UNION ALL SELECT '{_FINDING}', id, kind, team, state = '{UNALLOCATED}' AND team = '', state, NULL, NULL, NULL,
-        NULL, owner
+        NULL, owner, evidence->>'pool', evidence->>'node'
     FROM finding WHERE resolved_ms IS NULL
 """
 """One statement, so that a look is of one instant."""
@@ -48,7 +48,15 @@ def read_rows(connection: Connection) -> LiveRows:
         [_accelerator(row) for row in rows if row.kind == _ACCELERATOR],
         [LiveNode(row.id, row.name, row.status, row.at_ms) for row in rows if row.kind == _NODE],
         [
-            LiveFinding(row.id, row.place, row.name, row.owner, row.flag)
+            LiveFinding(
+                row.id,
+                row.place,
+                row.name,
+                row.owner,
+                row.flag,
+                row.finding_pool,
+                row.finding_node,
+            )
             for row in rows
             if row.kind == _FINDING
         ],

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpuledger_collector.export.fleet_map import MapAddress
 from gpuledger_collector.export.live import changes_text
 from gpuledger_collector.insight.live_changes import (
     LiveAccelerator,
@@ -122,13 +123,14 @@ def test_a_viewer_is_told_of_its_own_findings_alone():
         [replace(BUSY, workload_id=8)], [NODE, replace(NODE, id=2)], [FINDING, foreign, free]
     )
     changes = changes_between(look(), after)
-    assert changes_text(changes_seen(changes, ALL, LiveNarrowing())) == (
+    assert changes_text(changes_seen(changes, after, ALL, LiveNarrowing())) == (
         "3 new idle GPUs, 1 GPU changed hands, node gpu-01 is new"
     )
-    own = changes_seen(changes, Team("vision"), LiveNarrowing())
+    own = changes_seen(changes, after, Team("vision"), LiveNarrowing())
     assert own == LiveChanges(appeared=(FINDING,))
-    assert not changes_seen(changes, Team("nobody"), LiveNarrowing())
-    assert not changes_seen(changes_between(after, look()), Team("nobody"), LiveNarrowing())
+    assert not changes_seen(changes, after, Team("nobody"), LiveNarrowing())
+    back = changes_between(after, look())
+    assert not changes_seen(back, look(), Team("nobody"), LiveNarrowing())
 
 
 def test_a_narrowed_map_is_told_of_what_it_shows():
@@ -139,6 +141,45 @@ def test_a_narrowed_map_is_told_of_what_it_shows():
     after = look([BUSY, replace(elsewhere, workload_id=8)], nodes, now_ms=NOW + 1)
     changes = replace(changes_between(before, after), fell_silent=("gpu-02",))
     for narrowed in (LiveNarrowing(pool="p", node="gpu-01"), LiveNarrowing(node="gpu-01")):
-        assert not changes_seen(changes, ALL, narrowed)
-    assert changes_seen(changes, ALL, LiveNarrowing(node="gpu-02")) == changes
-    assert changes_seen(changes, ALL, LiveNarrowing(pool="q")).changed_holder
+        assert not changes_seen(changes, after, ALL, narrowed)
+    assert changes_seen(changes, after, ALL, LiveNarrowing(node="gpu-02")) == changes
+    assert changes_seen(changes, after, ALL, LiveNarrowing(pool="q")) == changes
+
+
+def test_a_narrowed_map_hears_of_no_finding_elsewhere():
+    """Those of its pool and node alone, and none of what an owner spends."""
+    here = replace(FINDING, pool="p", node="gpu-01")
+    unnamed = replace(FINDING, id=2, pool="", node="gpu-02")
+    spending = replace(FINDING, id=3, kind="anomaly")
+    after = look(findings=[here, unnamed, spending])
+    for changes, part in (
+        (changes_between(look(), after), "appeared"),
+        (changes_between(after, look()), "ended"),
+    ):
+        for narrowed, finding in (
+            (LiveNarrowing(pool="p"), here),
+            (LiveNarrowing(node="gpu-01"), here),
+            (LiveNarrowing(pool=""), unnamed),
+            (LiveNarrowing(node="gpu-02"), unnamed),
+        ):
+            seen = changes_seen(changes, after, ALL, narrowed)
+            assert seen == LiveChanges(**{part: (finding,)})
+        assert not changes_seen(changes, after, ALL, LiveNarrowing(pool="p", node="gpu-02"))
+
+
+@pytest.mark.parametrize("part", ["fell_silent", "came_back", "new_nodes"])
+def test_a_pool_hears_of_its_own_nodes(part):
+    """Of those with an accelerator in it, in whichever other pools they have some as well."""
+    after = look([BUSY, replace(BUSY, id=2, pool="", node="gpu-02"), replace(BUSY, id=3, pool="")])
+    changes = LiveChanges(**{part: ("gpu-01", "gpu-02", "gpu-03")})
+    for pool, names in (("p", ("gpu-01",)), ("", ("gpu-01", "gpu-02"))):
+        seen = changes_seen(changes, after, ALL, LiveNarrowing(pool=pool))
+        assert getattr(seen, part) == names
+    assert not changes_seen(changes, after, ALL, LiveNarrowing(pool="q"))
+
+
+def test_a_map_of_the_unnamed_pool_hears_of_it_alone():
+    """Its stream asks for it as the map does."""
+    assert MapAddress(pool="").live_path == "/live?pool=%28unnamed%29"
+    assert MapAddress(pool="p", node="n").live_path == "/live?pool=p&node=n"
+    assert MapAddress().live_path == "/live"
