@@ -65,7 +65,9 @@ def hours_text(gpu_ns: int, places: int = 1) -> str:
 
 def count_text(number: Decimal) -> str:
     """GPUs, which may be parts of some: `12`, `12.5`."""
-    return round_text(number, places_of_column([number], 1)) if number else "0"
+    if not number:
+        return "0"
+    return round_text(number, places_of_column([number], 1)).removesuffix(".0")
 
 
 def share_text(share: Decimal) -> str:

@@ -70,6 +70,15 @@ def test_whole_gpus_have_no_decimals(count) -> None:
     assert count_text(Decimal(count)) == html.gpus(float(count)) == f"{count:,}"
 
 
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [("12.04", "12"), ("11.96", "12"), ("999.96", "1,000"), ("10.5", "10.5"), ("0.04", "<0.1")],
+)
+def test_gpus_have_no_needless_decimals(count, text) -> None:
+    """A part that rounds to nothing is not written."""
+    assert count_text(Decimal(count)) == html.gpus(float(count)) == text
+
+
 @given(st.integers(1, 100_000), st.integers(1, 1000))
 def test_parts_of_gpus_do_not_read_as_others(whole, part) -> None:
     """A number of GPUs is at most half a tenth from what is shown; from 1,000 on, half of one."""
