@@ -243,6 +243,27 @@ def test_a_lost_connection_is_said_with_its_instant(browser, ledger, monkeypatch
     become(browser, f"{STATE} === 'live'")
 
 
+@pytest.mark.parametrize(
+    ("bound", "sentence"),
+    [
+        ("MOST_OF_READER", "Not live: too many open pages; as of "),
+        ("MOST_STREAMS", "Not live: too many live pages are open; as of "),
+    ],
+)
+def test_a_page_without_a_place_says_so(browser, ledger, monkeypatch, bound, sentence):
+    """It is no lost connection; the page comes back when there is a place."""
+    address, _, _, _ = ledger
+    with monkeypatch.context() as patch:
+        patch.setattr(live, bound, 0)
+        browser.open(f"{address}/idle")
+        become(browser, f"{STATE} === 'refused'")
+        text = browser.evaluate("document.querySelector('.live-state').textContent")
+        assert text.startswith(sentence)
+        take_picture(browser, f"live-refused-{bound}")
+    become(browser, f"{STATE} === 'live'")
+    assert browser.evaluate("document.querySelector('.live-state').textContent")[:4] == "Live"
+
+
 def test_paper_and_other_pages_are_not_live(browser, ledger):
     """Printed, the mark is gone; a past month and other pages have none, nor its script."""
     address, _, _, _ = ledger

@@ -29,8 +29,8 @@ PATIENCE_S = 60
 class Watching:
     """A reader of the stream over a socket of its own."""
 
-    def __init__(self, port, secret="", path="/live", method="GET", **headers):
-        self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+    def __init__(self, port, secret="", path="/live", method="GET", address="127.0.0.1", **headers):
+        self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE_S, (address, 0))
         lines = [f"{method} {path} HTTP/1.1", "Host: x"]
         lines += [f"Authorization: Bearer {secret}"] if secret else []
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
@@ -222,6 +222,27 @@ def test_streams_are_bounded(dsn, monkeypatch):
         with watching(collector.port, secrets[2]) as reader:
             assert reader.status == 200
             reader.event("look")
+
+
+def test_readers_with_the_token_of_a_file_are_bounded_by_address(dsn, monkeypatch, tmp_path):
+    """One of them takes no place of the others; a token of one's own counts wherever it is used."""
+    monkeypatch.setattr(live, "MOST_OF_READER", 1)
+    path = tmp_path / "tokens"
+    path.write_text("shared-by-all-of-finance\n")
+    with running(dsn, reader_token_file=path) as collector, contextlib.ExitStack() as stack:
+
+        def status(secret, address):
+            reader = Watching(collector.port, secret, address=address)
+            return stack.enter_context(contextlib.closing(reader)).status
+
+        addresses = ("127.0.0.1", "127.0.0.2", "127.0.0.1")
+        assert [status("shared-by-all-of-finance", address) for address in addresses] == [
+            200,
+            200,
+            429,
+        ]
+        own = token(dsn, "finance", "own")
+        assert [status(own, address) for address in addresses] == [200, 429, 429]
 
 
 def test_opening_thousands_takes_no_more(dsn):

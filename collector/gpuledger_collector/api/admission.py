@@ -220,6 +220,7 @@ STREAMS = (
             f"one statement every {live.LOOK_SECONDS:g} s of a worker for all streams, and none"
             " without any",
         ),
+        payer="token; without tokens, or with that of a file, the address",
         in_progress=(
             f"{live.MOST_OF_READER} streams of a payer and {live.MOST_STREAMS} of all in a worker,"
             " then 429 or 503"

@@ -27,7 +27,7 @@ from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.context import ReadContext, ReadRoute, as_http_error
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.api.page_routes import HEADERS, View, require_view
-from gpuledger_collector.api.reader_limits import ReadRefused, payer_of
+from gpuledger_collector.api.reader_limits import ReadRefused, address_of, payer_of
 from gpuledger_collector.export.fleet_map import parse_pool
 from gpuledger_collector.export.live import changes_text
 from gpuledger_collector.export.site import LIVE
@@ -215,13 +215,18 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events; the answer is a refusal where there is no place."""
         try:
-            with self._hub.place(payer_of(self._view.reader, self._request)):
+            with self._hub.place(self._payer()):
                 await self._answer(scope, receive, send)
         except ReadRefused as error:
             refused = as_http_error(error)
             assert refused is not None
             answer = JSONResponse({"detail": refused.detail}, refused.status_code, refused.headers)
             await answer(scope, receive, send)
+
+    def _payer(self) -> str:
+        """Whom the stream counts against: the token, or the address of those who share one."""
+        reader = self._view.reader
+        return address_of(self._request) if reader.is_shared else payer_of(reader, self._request)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send(

@@ -192,6 +192,11 @@ def payer_of(principal: object, request: Request) -> str:
     """Whom a question counts against: the token, or the address where none is needed."""
     if isinstance(principal, Principal) and principal is not ANYBODY:
         return principal.name
+    return address_of(request)
+
+
+def address_of(request: Request) -> str:
+    """The address that a question comes from."""
     return "this address" if request.client is None else request.client.host
 
 

@@ -23,6 +23,7 @@
   let isPaused = false;
   let isPrinting = false;
   let lostAt = null; // when the stream broke, by the clock of performance.now()
+  let refusal = ""; // why the collector has no place for the stream
   let heardAt = now();
   let asOf = Date.now(); // the instant of the last look, by the collector's clock
   let newest = null;
@@ -41,14 +42,17 @@
   function show() {
     mark.classList.toggle("on", isOn());
     const isLost = !isPaused && lostAt !== null && now() - lostAt > PATIENCE_MS;
-    mark.dataset.state = isPaused ? "paused" : isLost ? "lost" : "live";
+    const isRefused = !isPaused && refusal !== "";
+    mark.dataset.state = isPaused ? "paused" : isRefused ? "refused" : isLost ? "lost" : "live";
     button.textContent = isPaused ? "Resume" : "Pause";
     const seen = newest === null ? "" : `: newest reading ${clock(newest)}`;
     const text = isPaused
       ? `Paused: as of ${clock(asOf)}`
-      : isLost
-        ? `Connection lost: as of ${clock(asOf)}`
-        : `Live${seen}`;
+      : isRefused
+        ? `Not live: ${refusal}; as of ${clock(asOf)}`
+        : isLost
+          ? `Connection lost: as of ${clock(asOf)}`
+          : `Live${seen}`;
     if (state.textContent !== text) state.textContent = text;
   }
 
@@ -76,15 +80,34 @@
       if (source?.readyState === EventSource.CLOSED) {
         const wait = Math.min(60_000, 5_000 * 2 ** tries++);
         again = setTimeout(open, wait * (1 + Math.random() / 5));
+        learnRefusal(source);
       }
       show();
     });
+  }
+
+  // An EventSource does not say why it was refused, so the same is asked for once more.
+  async function learnRefusal(refused) {
+    const asking = new AbortController();
+    let reason = "";
+    try {
+      const answer = await fetch(refused.watched, { cache: "no-store", signal: asking.signal });
+      if (answer.status === 429) reason = "too many open pages";
+      else if (answer.status === 503) reason = (await answer.json()).detail ?? "";
+    } catch {
+      // Without an answer of the collector, the connection is lost.
+    }
+    asking.abort();
+    if (source !== refused) return;
+    refusal = reason;
+    show();
   }
 
   function hear(event) {
     const facts = JSON.parse(event.data);
     const wasLost = lostAt !== null;
     const hasNewer = facts.newest_ms === undefined || facts.newest_ms !== newest;
+    refusal = "";
     [heardAt, lostAt, tries, asOf, newest] = [now(), null, 0, facts.at_ms, facts.newest_ms ?? null];
     rest = facts.rest;
     if (facts.text) told.push(facts.text);
@@ -226,7 +249,7 @@
 
   button.addEventListener("click", () => {
     isPaused = !isPaused;
-    lostAt = null;
+    [lostAt, refusal] = [null, ""];
     open();
     if (!isPaused) plan();
   });

@@ -219,7 +219,7 @@ class Keys:
             )
         offered = _hash(header)
         if self.files.readers and offered in self.files.readers:
-            return Principal("finance", "reader_token_file")
+            return Principal("finance", "reader_token_file", is_shared=True)
         principal = self._principal(offered)
         if principal is None:
             raise Denied(401, "a reader's token is needed")

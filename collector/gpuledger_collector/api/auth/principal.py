@@ -23,13 +23,15 @@ class Denied(Exception):
 class Principal:
     """A role with its scope.
 
-    `node` None: any node; `owner`: the subtree of a viewer, level -> value.
+    `node` None: any node; `owner`: the subtree of a viewer, level -> value; `is_shared`: its token
+    is that of a file, which several readers may have.
     """
 
     role: Role
     name: str
     node: str | None = None
     owner: Mapping[str, str] | None = None
+    is_shared: bool = False
 
     @property
     def payer(self) -> str:
