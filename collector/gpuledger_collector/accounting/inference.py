@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_common.largest_remainder import split
@@ -67,6 +67,12 @@ class Tokens:
             self.output - other.output,
             self.requests - other.requests,
         )
+
+    def bounded(self) -> Tokens:
+        """These counts with no more cached than input: counters of a gateway come one by one, and
+        of one of them a part may be missing.
+        """
+        return self if self.cached <= self.input else replace(self, cached=self.input)
 
     def __bool__(self) -> bool:
         return bool(self.input or self.cached or self.output or self.requests)

@@ -234,7 +234,8 @@ def split_signed(micro: int, weights: Sequence[int]) -> list[int]:
 
 def compare_tokens(asked: Mapping[Claimant, Tokens], counted: ServerCount | None) -> DayTokens:
     """Compare what gateways counted with what the server did (None: not known)."""
-    asked = {claimant: tokens for claimant, tokens in sorted(asked.items()) if tokens}
+    bounded = {claimant: tokens.bounded() for claimant, tokens in sorted(asked.items())}
+    asked = {claimant: tokens for claimant, tokens in bounded.items() if tokens}
     if counted is None:
         return DayTokens(asked, asked)
     total = sum(asked.values(), Tokens())

@@ -137,9 +137,9 @@ def close_period(
         **receipt(done, level, billed, lines, reconciliation, shares, codes),
         "notices": notices,
     }
+    # Before the seal, which covers what is kept here; a dry run fails where the close would.
+    keep_at_close(connection, period, dry=dry)
     if not dry:
-        # Before the seal, which covers what is kept here.
-        keep_at_close(connection, period)
         periods.close(connection, done, billed, level, content)
     return Closing(done, content)
 

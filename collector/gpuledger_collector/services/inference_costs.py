@@ -124,14 +124,15 @@ def read_days(connection: Connection, period: Period) -> InferenceDays:
     return answer
 
 
-def keep_at_close(connection: Connection, month: Period) -> int:
+def keep_at_close(connection: Connection, month: Period, *, dry: bool = False) -> int:
     """Keep how the days of a month are split, in the transaction of its close; return how many
-    lines.
+    lines. `dry` only splits them.
     """
     if not inference.SERVERS.in_force(connection):
         return 0
     split = split_period(connection, month, None)
-    inference.write_closed(connection, month, split.lines, split.servers)
+    if not dry:
+        inference.write_closed(connection, month, split.lines, split.servers)
     return len(split.lines)
 
 

@@ -10,6 +10,7 @@ from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from gpuledger_collector.accounting.counters import CounterReading
 from gpuledger_collector.accounting.inference import CLAIM, Asker, TokenRecord, Tokens
 from gpuledger_collector.ingest.batches import counters
+from gpuledger_collector.services import inference_costs
 from gpuledger_collector.storage.billing import periods, sealed_tables
 from gpuledger_collector.storage.ledger.token_usage import store_token_usage
 
@@ -318,6 +319,31 @@ def test_a_closed_month_stays(served, run, apply):
         with served.connection.transaction(force_rollback=True):
             served.connection.execute(change)
             assert _changed_tables(served.connection) == [change.split()[1]]
+
+
+def test_a_month_with_more_cached_than_input_can_be_closed(served, run, apply):
+    """Readings of a gateway whose input counters are missing a part, scaled down to the server."""
+    count(served, 200, 0)
+    ask(served, (VISION, 1, 300, 0, 0), (NLP, 2, 100, 0, 0))
+    served.connection.execute("UPDATE token_hour SET cached = 400")
+    assert apply(DECLARED)[0] == 0
+    assert costs(run) == {"t-vision": "54.00", "t-nlp": "18.00"}
+    code, out, err = run("close", "--period", "2025-10", "--allow-unpriced")
+    assert code == 0, (out, err)
+
+
+def test_a_dry_close_fails_where_the_close_would(served, run, apply, monkeypatch):
+    ask(served, (VISION, 1, 300, 0, 75))
+    assert apply(DECLARED)[0] == 0
+    month = ("--period", "2025-10", "--allow-unpriced")
+    assert run("close", *month, "--dry-run")[0] == 0
+    assert served.rows("SELECT count(*) FROM closed_inference") == [(0,)]
+
+    def fail(*_):
+        raise ValueError("cannot be split")
+
+    monkeypatch.setattr(inference_costs, "split_period", fail)
+    assert "cannot be split" in str(run("close", *month, "--dry-run"))
 
 
 def _changed_tables(connection):

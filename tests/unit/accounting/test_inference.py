@@ -87,6 +87,19 @@ def test_a_tenant_without_tokens_pays_nothing_by_tokens(cost, asked, counted, we
     assert idle not in {part.claimant for part in parts}
 
 
+@given(
+    st.dictionaries(claimants, st.builds(Tokens, counts, counts, counts), max_size=8),
+    server_counts,
+)
+def test_more_cached_than_input_counts_as_all_cached(asked, counted):
+    """A gateway's counters come one by one: those of input may be missing a part."""
+    bounded = {
+        claimant: Tokens(own.input, min(own.cached, own.input), own.output)
+        for claimant, own in asked.items()
+    }
+    assert compare_tokens(asked, counted) == compare_tokens(bounded, counted)
+
+
 @given(asked_tokens, server_counts)
 def test_counts_are_scaled_down_and_never_up(asked, counted):
     tokens = compare_tokens(asked, counted)
