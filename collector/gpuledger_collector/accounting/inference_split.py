@@ -26,12 +26,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from gpuledger_collector.accounting.attribution import Rule
 from gpuledger_collector.accounting.inference import AUTHENTICATED, Asker, Tokens
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DatedDays
 from gpuledger_collector.accounting.quantity import round_half_even_div
+from gpuledger_collector.accounting.reserved_names import booked_name
 from gpuledger_common.largest_remainder import split
 
 BY_TOKENS, BY_RESERVATIONS, BY_PLATFORM = "tokens", "reservations", "platform"
@@ -85,8 +87,11 @@ class SharedServer(DatedDays):
 
     @property
     def reservations(self) -> dict[str, int]:
-        """Shares of the server by tenant, in millionths."""
-        return {name: int(Decimal(share) * MICRO) for name, share in sorted(self.reserved.items())}
+        """Shares of the server by tenant as it is booked, in millionths."""
+        shares: dict[str, int] = defaultdict(int)
+        for name, share in sorted(self.reserved.items()):
+            shares[booked_name(name)] += int(Decimal(share) * MICRO)
+        return dict(shares)
 
     @property
     def rule(self) -> Rule:
@@ -275,10 +280,11 @@ def split_day(
     weights: Weights,
     idle_rule: str,
     reserved: Mapping[str, int],
+    gateway: str = "",
 ) -> list[Part]:
     """Split a day's cost of a server; the parts, `(nobody)` and `(idle)` among them, add up to it.
 
-    `reserved`: millionths of the server by tenant.
+    `reserved`: millionths of the server by tenant of its gateway (empty: of every gateway).
     """
     used_micro, idle_micro = cost.used_and_idle
     shares = {claimant: weights.weigh(each) for claimant, each in tokens.weighted.items()}
@@ -292,7 +298,7 @@ def split_day(
         amounts = split_signed(used_micro, [shares[claimant] for claimant in claimants])
         used = dict(zip(claimants, amounts, strict=True))
     if idle_rule == BY_RESERVATIONS and cost.cost_micro > 0:
-        return _by_reservations(cost.cost_micro, used, tokens, reserved)
+        return _by_reservations(cost.cost_micro, used, tokens, reserved, gateway)
     idle = dict.fromkeys(claimants, 0)
     left = idle_micro
     if idle_rule == BY_TOKENS and has_tokens:
@@ -301,33 +307,60 @@ def split_day(
     return _list_parts(tokens, used, idle, left)
 
 
+class _User(NamedTuple):
+    """Who uses a server: a tenant that reserved a share of it, or one of a gateway that did not."""
+
+    tenant: str
+    gateway: str = ""
+    trust: str = AUTHENTICATED
+    has_reserved: bool = False
+
+
+def _user_of(claimant: Claimant, reserved: Mapping[str, int], gateway: str) -> _User:
+    """The user behind a claimant. Whoever only claims to be a tenant uses nothing of its share."""
+    if (
+        claimant.is_tenant
+        and claimant.trust == AUTHENTICATED
+        and claimant.tenant in reserved
+        and gateway in ("", claimant.gateway)
+    ):
+        return _User(claimant.tenant, has_reserved=True)
+    return _User(claimant.tenant, claimant.gateway, claimant.trust)
+
+
 def _by_reservations(
-    cost_micro: int, used: Mapping[Claimant, int], tokens: DayTokens, reserved: Mapping[str, int]
+    cost_micro: int,
+    used: Mapping[Claimant, int],
+    tokens: DayTokens,
+    reserved: Mapping[str, int],
+    gateway: str,
 ) -> list[Part]:
     """What tenants pay where they reserved shares of a server.
 
     Use beyond a reservation is taken first from what nobody reserved, then borrowed from those who
     used less than theirs, and lent by them in proportion to what each left unused.
     """
-    used_by: dict[str, int] = defaultdict(int)
-    for claimant, micro in used.items():
-        used_by[claimant.tenant] += micro
-    tenants = sorted(used_by.keys() | reserved.keys())
-    wanted = [cost_micro * reserved.get(tenant, 0) // MICRO for tenant in tenants]
+    own_of: dict[_User, list[Claimant]] = {_User(name, has_reserved=True): [] for name in reserved}
+    for claimant in sorted(used):
+        own_of.setdefault(_user_of(claimant, reserved, gateway), []).append(claimant)
+    users = sorted(own_of)
+    used_by = [sum(used[claimant] for claimant in own_of[user]) for user in users]
+    wanted = [
+        cost_micro * reserved[user.tenant] // MICRO if user.has_reserved else 0 for user in users
+    ]
     if sum(wanted) > cost_micro:
         wanted = split(cost_micro, wanted)
-    over = [max(used_by[tenant] - share, 0) for tenant, share in zip(tenants, wanted, strict=True)]
-    under = [max(share - used_by[tenant], 0) for tenant, share in zip(tenants, wanted, strict=True)]
+    over = [max(own - share, 0) for own, share in zip(used_by, wanted, strict=True)]
+    under = [max(share - own, 0) for own, share in zip(used_by, wanted, strict=True)]
     unreserved = cost_micro - sum(wanted)
     moved = max(sum(over) - unreserved, 0)
-    borrowed = split(moved, over) if moved else [0] * len(tenants)
-    lent = split(moved, under) if moved else [0] * len(tenants)
+    borrowed = split(moved, over) if moved else [0] * len(users)
+    lent = split(moved, under) if moved else [0] * len(users)
     left = max(unreserved - sum(over), 0)
     idle: dict[Claimant, int] = {}
     moves: dict[Claimant, tuple[int, int]] = {}
-    for at, tenant in enumerate(tenants):
-        own = [claimant for claimant in sorted(used) if claimant.tenant == tenant]
-        own = own or [Claimant("", tenant)]
+    for at, user in enumerate(users):
+        own = own_of[user] or [Claimant(gateway, user.tenant)]
         by = [max(used.get(claimant, 0), 0) for claimant in own]
         weights = by if any(by) else [1] + [0] * (len(own) - 1)
         for claimant, *amounts in zip(

@@ -58,6 +58,13 @@ def unescape_name(shown: str) -> str:
     return bare if bare != shown and escape_name(bare) == shown else shown
 
 
+def booked_name(declared: str) -> str:
+    """The name under which evidence is booked, where people declare it as the evidence has it, or
+    as it is shown: `(other)` and `tag:(other)` are both booked as `tag:(other)`.
+    """
+    return escape_name(unescape_name(declared))
+
+
 def reserved_message(name: str) -> str:
     """Why a declared name is refused."""
     return f"{name!r} is reserved: names in parentheses are rows that reports make themselves"

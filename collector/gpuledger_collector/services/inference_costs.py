@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuledger_collector.accounting.attribution import Attribution, WorkloadFacts
-from gpuledger_collector.accounting.inference import Asker, TokenDay, Tokens
+from gpuledger_collector.accounting.inference import AUTHENTICATED, Asker, TokenDay, Tokens
 from gpuledger_collector.accounting.inference_lines import (
     GroupedLine,
     InferenceLine,
@@ -36,7 +36,7 @@ from gpuledger_collector.accounting.inference_split import (
     spread_part,
 )
 from gpuledger_collector.accounting.period import Calendar, Period
-from gpuledger_collector.accounting.reserved_names import escape_name
+from gpuledger_collector.accounting.reserved_names import booked_name, escape_name
 from gpuledger_collector.accounting.unit_cost import count_by_hour
 from gpuledger_collector.storage.billing import inference, periods
 from gpuledger_collector.storage.billing.inference import WorkloadDay
@@ -221,7 +221,9 @@ def _split_server(
                 server.weights,
             )
         )
-        for part in split_day(cost, tokens, weights, server.idle, server.reservations):
+        for part in split_day(
+            cost, tokens, weights, server.idle, server.reservations, server.gateway
+        ):
             weighted = tokens.weighted.get(part.claimant)
             answer.lines.append(
                 InferenceLine(
@@ -281,13 +283,19 @@ class _Owners:
         self._dates = dates
         self._declared: dict[str, list[TenantOwner]] = defaultdict(list)
         for tenant in declared:
-            self._declared[tenant.tenant].append(tenant)
+            self._declared[booked_name(tenant.tenant)].append(tenant)
         self._known: dict[tuple[str, str, dt.date], Mapping[str, str]] = {}
         self._unknown: set[str] = set()
+        self._claimed: set[str] = set()
 
     def owner_of(self, claimant: Claimant, day_ms: int) -> Mapping[str, str]:
-        """The owner of a tenant on a day; empty where none is declared."""
+        """The owner of a tenant on a day; empty where none is declared, and for what a caller only
+        claims to be.
+        """
         if not claimant.is_tenant or not claimant.tenant:
+            return {}
+        if claimant.trust != AUTHENTICATED:
+            self._claimed.add(claimant.tenant)
             return {}
         key = claimant.gateway, claimant.tenant, self._dates[day_ms]
         if key not in self._known:
@@ -302,17 +310,27 @@ class _Owners:
             for each in self._declared.get(tenant, ())
             if each.gateway in ("", gateway) and each.holds_on(date)
         ]
+        if not gateway and not holding:
+            # A share of a server of every gateway, whose tenant asked nothing on this day.
+            every = [each for each in self._declared.get(tenant, ()) if each.holds_on(date)]
+            holding = every if len(every) == 1 else []
         # A declaration for this gateway is more specific than one for all.
         return max(holding, key=lambda each: each.gateway).owner if holding else {}
 
     def notes(self) -> list[str]:
         """Tenants that no owner pays for."""
-        if not self._unknown:
-            return []
-        return [
-            f"no [[tenant]] table names an owner of {_names(sorted(self._unknown))}: no team sees"
-            " their lines"
-        ]
+        notes = []
+        if self._unknown:
+            notes.append(
+                f"no [[tenant]] table names an owner of {_names(sorted(self._unknown))}: no team"
+                " sees their lines"
+            )
+        if self._claimed:
+            notes.append(
+                f"callers only claim to be {_names(sorted(self._claimed))}: no owner pays for"
+                " claims (docs/guides/gateways.md)"
+            )
+        return notes
 
 
 class _DayStarts(dict[int, int]):

@@ -188,6 +188,26 @@ def test_reservations_are_paid_for_and_lent(served, run, apply):
     assert lines["t-nlp"]["cost_lent"] == "18.00"
 
 
+def test_the_tenant_of_a_reservation_has_its_owner_on_days_without_a_token(served, run, apply):
+    reserved = 'idle = "reservations"\nreserved = { t-vision = 0.25, t-nlp = 0.75 }\nweights ='
+    declared = DECLARED.replace("weights =", reserved)
+    expected = {"team=vision": "9.00", "team=nlp project=chat": "27.00", "(nobody)": "36.00"}
+    for text in (declared, declared.replace('gateway = "litellm"', "", 1)):
+        assert apply(text)[0] == 0
+        assert {row["owner"]: row["cost"] for row in rows(run, "--by", "owner")} == expected
+
+
+@pytest.mark.parametrize("name", ["(other)", "tag:(other)"])
+def test_what_overflowed_can_be_given_an_owner_and_a_share(served, run, apply, name):
+    ask(served, (Asker("litellm", "(other)", MODEL), 1, 300, 0, 0))
+    reserved = f'idle = "reservations"\nreserved = {{ "{name}" = 1 }}\nweights ='
+    declared = DECLARED.replace("weights =", reserved).replace('"t-nlp"', f'"{name}"')
+    assert apply(declared)[0] == 0
+    (row,) = rows(run, "--by", "tenant,owner")
+    assert (row["tenant"], row["owner"]) == ("tag:(other)", "team=nlp project=chat")
+    assert (row["cost"], row["cost_idle"]) == ("72.00", "36.00")
+
+
 def test_what_matches_no_server_or_two_moves_nothing_and_is_said(served, run, apply):
     stray = Asker("litellm", "t-nlp", "gpt-oss", "http://10.0.0.9:8000/v1")
     ask(served, (VISION, 1, 300, 0, 0), (stray, 1, 900, 0, 0))
@@ -231,6 +251,15 @@ def test_claims_are_shown_as_claims(served, run, apply):
     assert apply(DECLARED)[0] == 0
     (row,) = rows(run)
     assert row["trust"] == "claim"
+
+
+def test_nobody_pays_for_what_callers_claim_to_be(served, run, apply):
+    ask(served, (Asker("litellm", "t-vision", MODEL, trust=CLAIM), 1, 300, 0, 0))
+    assert apply(DECLARED)[0] == 0
+    assert {row["owner"]: row["cost"] for row in rows(run, "--by", "owner")} == {
+        "(unattributed)": "72.00"
+    }
+    assert "callers only claim to be t-vision" in notes(run)
 
 
 def test_hours_add_up_to_their_day(served, run, apply):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_collector.accounting.inference import (
+    CLAIM,
     Asker,
     TokenRecord,
     Tokens,
@@ -29,6 +30,11 @@ from gpuledger_collector.accounting.inference_split import (
     price_per_million,
     split_day,
     spread_part,
+)
+from gpuledger_collector.accounting.reserved_names import (
+    booked_name,
+    escape_name,
+    unescape_name,
 )
 
 HOUR = 3_600_000
@@ -219,6 +225,45 @@ def test_a_reservation_is_paid_for_without_a_token():
         ServerCost(1_000, 0, 10), compare_tokens({}, None), EVEN, BY_RESERVATIONS, {"a": 250_000}
     )
     assert [(part.claimant.tenant, part.micro) for part in parts] == [("a", 250), ("(idle)", 750)]
+
+
+def test_a_reservation_without_a_token_is_its_gateways():
+    parts = split_day(
+        ServerCost(1_000, 0, 10),
+        compare_tokens({}, None),
+        EVEN,
+        BY_RESERVATIONS,
+        {"a": 250_000},
+        "gw",
+    )
+    assert parts[0].claimant == Claimant("gw", "a")
+
+
+def test_whoever_claims_to_be_a_tenant_uses_nothing_of_its_reservation():
+    """A reserved all; of the 800 that were used a stranger who calls itself a borrowed 600."""
+    claim = Claimant("gw", "a", "m", CLAIM)
+    tokens = compare_tokens({A: Tokens(2), claim: Tokens(6)}, None)
+    parts = split_day(ServerCost(1_000, 8, 2), tokens, EVEN, BY_RESERVATIONS, {"a": 1_000_000})
+    by_claimant = {part.claimant: part for part in parts}
+    assert (by_claimant[A].micro, by_claimant[A].lent_micro) == (400, 600)
+    assert (by_claimant[claim].micro, by_claimant[claim].borrowed_micro) == (600, 600)
+
+
+def test_a_reservation_is_not_that_of_a_tenant_of_another_gateway():
+    other = Claimant("other", "a", "m")
+    tokens = compare_tokens({other: Tokens(6)}, None)
+    parts = split_day(ServerCost(1_000, 6, 4), tokens, EVEN, BY_RESERVATIONS, {"a": 500_000}, "gw")
+    assert {part.claimant: part.micro for part in parts} == {
+        other: 600,
+        Claimant("gw", "a"): 400,
+    }
+
+
+@given(st.text() | st.from_regex(r"(tag:){0,3}\(\w*\)", fullmatch=True))
+def test_a_name_is_declared_as_it_is_or_as_it_is_shown(name):
+    assert booked_name(escape_name(name)) == escape_name(name)
+    if unescape_name(name) == name:
+        assert booked_name(name) == escape_name(name)
 
 
 def test_prices_of_a_million_tokens():
