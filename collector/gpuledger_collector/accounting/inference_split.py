@@ -129,6 +129,10 @@ class Weights:
         return computed * self.input + tokens.cached * self.cached + tokens.output * self.output
 
 
+EVEN = Weights(MICRO, MICRO, MICRO)
+"""All tokens weigh the same."""
+
+
 def parse_weights(text: str) -> Weights:
     """Read `1 : 0.1 : 4`, the weights of input, cached and output. Raises ValueError with a sentence."""
     parts = [part.strip() for part in text.split(":")]
@@ -413,6 +417,31 @@ def spread_part(
     return {
         hour: (used_micro, idle_micro)
         for hour, used_micro, idle_micro in zip(hours, used, idle, strict=True)
+    }
+
+
+def spread_tokens(
+    tokens: Tokens, asked: Mapping[int, Tokens], cost: Mapping[int, int], weights: Weights
+) -> dict[int, Tokens]:
+    """The tokens of a day in each hour, as they were asked, and else as `spread_part` spreads their
+    cost: of tokens that no gateway knows no hour is known. The hours add up to the day.
+    """
+    hours = sorted(cost.keys() | asked.keys())
+    known = [asked.get(hour, Tokens()).bounded() for hour in hours]
+    by_cost = [max(cost.get(hour, 0), 0) for hour in hours]
+    by_tokens = [weights.weigh(each) for each in known]
+    otherwise = next((each for each in (by_tokens, by_cost) if any(each)), [1] * len(hours))
+
+    def spread(count: int, counts: list[int]) -> list[int]:
+        return split(count, counts if any(counts) else otherwise)
+
+    cached = spread(tokens.cached, [each.cached for each in known])
+    computed = spread(tokens.input - tokens.cached, [each.input - each.cached for each in known])
+    output = spread(tokens.output, [each.output for each in known])
+    requests = spread(tokens.requests, [each.requests for each in known])
+    return {
+        hour: Tokens(computed[at] + cached[at], cached[at], output[at], requests[at])
+        for at, hour in enumerate(hours)
     }
 
 

@@ -22,7 +22,7 @@ from gpuledger_collector.api.context import (
 )
 from gpuledger_collector.export.inference import INFERENCE_SERVERS, inference_report
 from gpuledger_collector.services.billing_calendar import calendar_of
-from gpuledger_collector.services.inference_costs import read_inference
+from gpuledger_collector.services.inference_costs import NoHours, read_inference
 
 
 def router(context: ReadContext) -> APIRouter:
@@ -54,7 +54,10 @@ def router(context: ReadContext) -> APIRouter:
                 days = requested_days(calendar_of(connection), start, end, period)
             except ValueError as error:
                 raise HTTPException(400, str(error)) from error
-            answer = read_inference(connection, days, keys, principal.owner)
+            try:
+                answer = read_inference(connection, days, keys, principal.owner)
+            except NoHours as error:
+                raise HTTPException(422, str(error)) from error
         report = inference_report(keys)
         return {
             "items": [report.exact(line) for line in answer.lines[:limit]],

@@ -8,11 +8,11 @@ from typer import Option
 
 from gpuledger_collector.accounting.inference_lines import DEFAULT_KEYS, KEYS
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.common import column_names, new_app, time_range
+from gpuledger_collector.cli.common import column_names, new_app, refuse, time_range
 from gpuledger_collector.cli.output import emit_report
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.export.inference import INFERENCE_SERVERS, inference_report
-from gpuledger_collector.services.inference_costs import read_inference
+from gpuledger_collector.services.inference_costs import NoHours, read_inference
 
 app = new_app(
     name="inference",
@@ -45,7 +45,10 @@ def list_tenants(
     with open_session(dsn, config) as session:
         span = session.rate_range(asked)
         with session.database.transaction(read_only=True) as connection:
-            answer = read_inference(connection, span, keys)
+            try:
+                answer = read_inference(connection, span, keys)
+            except NoHours as error:
+                refuse(str(error))
     emit_report(form, inference_report(keys), answer.lines, answer.notes)
 
 

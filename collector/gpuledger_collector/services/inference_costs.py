@@ -23,6 +23,7 @@ from gpuledger_collector.accounting.inference_lines import (
     summarize_servers,
 )
 from gpuledger_collector.accounting.inference_split import (
+    EVEN,
     UNCOVERED_MS,
     Claimant,
     Part,
@@ -30,12 +31,14 @@ from gpuledger_collector.accounting.inference_split import (
     ServerCount,
     SharedServer,
     TenantOwner,
+    Weights,
     compare_tokens,
     split_day,
     split_signed,
     spread_part,
+    spread_tokens,
 )
-from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period
 from gpuledger_collector.accounting.reserved_names import booked_name, escape_name
 from gpuledger_collector.accounting.unit_cost import count_by_hour
 from gpuledger_collector.storage.billing import inference, periods
@@ -64,13 +67,23 @@ class InferenceAnswer:
     notes: Sequence[str]
 
 
+class NoHours(ValueError):
+    """Of a closed month days are kept, and no hours; the message says so."""
+
+
 @dataclass(slots=True)
 class InferenceDays:
-    """The lines of a period by day, and what was left out of them."""
+    """The lines of a period by day, and what was left out of them.
+
+    `splits`: the servers that answered, by the parts of the period that were split for this answer;
+    `kept`: the closed months in it that were read as they were kept.
+    """
 
     lines: list[InferenceLine] = field(default_factory=list)
     servers: list[ServerLine] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    splits: list[tuple[Period, _ServerOf]] = field(default_factory=list, compare=False)
+    kept: list[str] = field(default_factory=list)
 
 
 def read_inference(
@@ -82,14 +95,20 @@ def read_inference(
     """What tenants of shared servers pay for a period, grouped by keys; for a viewer the lines of
     its owner alone.
 
-    All lines are read: what one tenant pays depends on the tokens of all.
+    All lines are read: what one tenant pays depends on the tokens of all. Raises NoHours for hours
+    of a closed month: evidence that came later would change them.
     """
     days = read_days(connection, period)
+    if "hour" in keys and days.kept:
+        raise NoHours(
+            f"{' and '.join(days.kept)}: a closed month keeps how its days were split, and no hours;"
+            " ask for days, or for a period that is open"
+        )
     lines = days.lines
     if viewer is not None:
         lines = [line for line in lines if line.owner and viewer.items() <= line.owner.items()]
     if "hour" in keys:
-        lines = _spread_hours(connection, period, lines)
+        lines = _spread_hours(connection, period, days.splits, lines)
     calendar = zones.calendar(connection)
     return InferenceAnswer(
         group_lines(lines, keys, calendar),
@@ -111,6 +130,7 @@ def read_days(connection: Connection, period: Period) -> InferenceDays:
         if closed_ms is not None and month.start_ms in kept:
             answer.lines += inference.read_closed_lines(connection, part)
             answer.servers += inference.read_closed_servers(connection, part)
+            answer.kept.append(name)
             continue
         split = split_period(connection, part, closed_ms)
         if closed_ms is not None and split.servers:
@@ -120,6 +140,7 @@ def read_days(connection: Connection, period: Period) -> InferenceDays:
         answer.lines += split.lines
         answer.servers += split.servers
         answer.notes += split.notes
+        answer.splits += split.splits
     answer.notes = list(dict.fromkeys(answer.notes))
     return answer
 
@@ -157,8 +178,9 @@ def split_period(connection: Connection, period: Period, declared_ms: int | None
         dates,
     )
     answered = _Answered(connection, period, servers)
-    asked = _Asked(servers, dates, token_usage.read_token_days(connection, days))
-    answer = InferenceDays()
+    server_of = _ServerOf(servers, dates)
+    asked = _Asked(server_of, token_usage.read_token_days(connection, days))
+    answer = InferenceDays(splits=[(period, server_of)])
     for day in days:
         date = dates[day.start_ms]
         for number, server in enumerate(servers):
@@ -345,21 +367,40 @@ class _DayStarts(dict[int, int]):
         return self[hour_ms]
 
 
+class _ServerOf:
+    """The server that answered an asker on a day."""
+
+    def __init__(self, servers: Sequence[SharedServer], dates: Mapping[int, dt.date]) -> None:
+        self.servers = servers
+        self.twice: dict[str, Sequence[str]] = {}
+        """Servers by the place of askers whom more than one of them would answer."""
+        self._dates = dates
+        self._answering: dict[Asker, list[int]] = {}
+
+    def find(self, asker: Asker, day_ms: int) -> int | None:
+        """The number of the server; None where none answers, or two."""
+        date = self._dates[day_ms]
+        if asker not in self._answering:
+            self._answering[asker] = [
+                number for number, server in enumerate(self.servers) if server.answers(asker)
+            ]
+        answering = [
+            number for number in self._answering[asker] if self.servers[number].holds_on(date)
+        ]
+        if len(answering) > 1:
+            self.twice[place_of(asker)] = sorted(self.servers[number].name for number in answering)
+        return answering[0] if len(answering) == 1 else None
+
+
 class _Asked:
     """Tokens by day, server and claimant, and those that no server, or two, answered."""
 
-    def __init__(
-        self,
-        servers: Sequence[SharedServer],
-        dates: Mapping[int, dt.date],
-        days: Iterable[TokenDay],
-    ) -> None:
+    def __init__(self, server_of: _ServerOf, days: Iterable[TokenDay]) -> None:
         self.by_server: dict[tuple[int, int], dict[Claimant, Tokens]] = defaultdict(dict)
         self._nowhere: Counter[str] = Counter()
-        self._twice: dict[str, Sequence[str]] = {}
-        self._answering: dict[Asker, list[int]] = {}
+        self._twice = server_of.twice
         for day in days:
-            number = self._server_of(servers, day.asker, dates[day.day_ms])
+            number = server_of.find(day.asker, day.day_ms)
             if number is None:
                 if place_of(day.asker) not in self._twice:
                     self._nowhere[place_of(day.asker)] += day.tokens.input + day.tokens.output
@@ -367,18 +408,6 @@ class _Asked:
             claimant = claimant_of(day.asker)
             of_day = self.by_server[day.day_ms, number]
             of_day[claimant] = of_day.get(claimant, Tokens()) + day.tokens
-
-    def _server_of(
-        self, servers: Sequence[SharedServer], asker: Asker, date: dt.date
-    ) -> int | None:
-        if asker not in self._answering:
-            self._answering[asker] = [
-                number for number, server in enumerate(servers) if server.answers(asker)
-            ]
-        answering = [number for number in self._answering[asker] if servers[number].holds_on(date)]
-        if len(answering) > 1:
-            self._twice[place_of(asker)] = sorted(servers[number].name for number in answering)
-        return answering[0] if len(answering) == 1 else None
 
     def notes(self) -> list[str]:
         """What moves nothing."""
@@ -586,37 +615,42 @@ def _adjustments(
 
 
 def _spread_hours(
-    connection: Connection, period: Period, lines: Sequence[InferenceLine]
+    connection: Connection,
+    period: Period,
+    splits: Sequence[tuple[Period, _ServerOf]],
+    lines: Sequence[InferenceLine],
 ) -> list[InferenceLine]:
     """Spread lines of days over their hours; the hours of a line add up to it."""
     calendar = zones.calendar(connection)
-    weights = {
-        server.name: server.token_weights for server in inference.SERVERS.in_force(connection)
-    }
-    asked: dict[tuple[int, Claimant], dict[int, Tokens]] = defaultdict(dict)
-    for hour in token_usage.read_token_hours(connection, period):
-        key = calendar.day_of(hour.hour_ms).start_ms, claimant_of(hour.asker)
-        known = asked[key].get(hour.hour_ms, Tokens())
-        asked[key][hour.hour_ms] = known + hour.tokens
+    day_of = _DayStarts(calendar)
+    asked: dict[tuple[str, int, Claimant], dict[int, Tokens]] = defaultdict(dict)
+    weights: dict[tuple[str, int], Weights] = {}
+    for part_of_period, server_of in splits:
+        for hour in token_usage.read_token_hours(connection, part_of_period):
+            day_ms = day_of[hour.hour_ms]
+            number = server_of.find(hour.asker, day_ms)
+            if number is None:
+                continue
+            name = server_of.servers[number].name
+            weights[name, day_ms] = server_of.servers[number].token_weights
+            of_claimant = asked[name, day_ms, claimant_of(hour.asker)]
+            of_claimant[hour.hour_ms] = of_claimant.get(hour.hour_ms, Tokens()) + hour.tokens
     spread = []
     for line in lines:
         day = calendar.day_of(line.day_ms).clip(period) or period
-        every = {piece.start_ms - piece.start_ms % 3_600_000: piece.ms for piece in day.hours()}
-        by_hour = asked.get((line.day_ms, line.claimant), {})
-        own = weights.get(line.server)
-        by_tokens = {
-            hour_ms: own.weigh(tokens) if own is not None else tokens.input + tokens.output
-            for hour_ms, tokens in by_hour.items()
-        }
+        every = {piece.start_ms - piece.start_ms % HOUR_MS: piece.ms for piece in day.hours()}
+        by_hour = asked.get((line.server, line.day_ms, line.claimant), {})
+        own = weights.get((line.server, line.day_ms), EVEN)
+        by_tokens = {hour_ms: own.weigh(each.bounded()) for hour_ms, each in by_hour.items()}
         part = Part(line.claimant, line.tokens, line.used_micro, line.idle_micro)
+        tokens_of = spread_tokens(line.tokens, by_hour, every, own)
         for hour_ms, (used, idle) in spread_part(part, by_tokens, every).items():
-            tokens = by_hour.get(hour_ms, Tokens()) if line.tokens else Tokens()
-            if used or idle or tokens:
+            if used or idle or tokens_of[hour_ms]:
                 spread.append(
                     replace(
                         line,
                         hour_ms=hour_ms,
-                        tokens=tokens,
+                        tokens=tokens_of[hour_ms],
                         used_micro=used,
                         idle_micro=idle,
                         borrowed_micro=0,

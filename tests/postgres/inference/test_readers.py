@@ -100,6 +100,15 @@ def test_a_viewer_sees_the_lines_of_its_own_owner(served, dsn):
         assert status == 422, answer
 
 
+def test_hours_of_a_closed_month_are_refused_over_http(served, dsn, run):
+    code, out, err = run("close", "--period", "2025-10", "--allow-unpriced")
+    assert code == 0, (out, err)
+    with running(dsn) as collector:
+        status, _, answer = collector.request("GET", f"{QUERY}&by=hour")
+        assert status == 422
+        assert "a closed month keeps how its days were split" in answer["detail"]
+
+
 def test_doctor_says_what_moves_nothing(served, run, monkeypatch):
     now_ms = OCTOBER + DAY
     monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: now_ms)

@@ -274,6 +274,41 @@ def test_hours_add_up_to_their_day(served, run, apply):
     assert sum(int(row["input_tokens"]) for row in hours) == 840
 
 
+def test_hours_have_the_tokens_of_their_server_alone_and_those_of_nobody(served, run, apply):
+    """One tenant asks two servers for one model, and a server counted more than its gateway."""
+    count(served, 500, 100)
+    elsewhere = Asker("litellm", "t-vision", MODEL, "http://10.0.0.9:8000/v1")
+    ask(served, (VISION, 1, 300, 0, 0), (elsewhere, 2, 7_000, 0, 0))
+    backends = 'backends = ["http://10.0.0.{}:*"]\nserved_by = {{ app = "{}" }}'
+    declared = DECLARED.replace('served_by = { app = "qwen" }', backends.format(7, "qwen"))
+    second = '[[inference]]\nname = "copy"\nmodels = ["hosted_vllm/*"]\n' + backends.format(9, "x")
+    assert apply(declared + second)[0] == 0
+    for key in ("day", "hour"):
+        tokens = {}
+        for row in rows(run, "--by", f"server,tenant,{key}"):
+            name = row["server"], row["tenant"]
+            before = tokens.get(name, (0, 0))
+            tokens[name] = (
+                before[0] + int(row["input_tokens"]),
+                before[1] + int(row["output_tokens"]),
+            )
+        assert tokens == {
+            ("copy", "t-vision"): (7_000, 0),
+            ("qwen", "t-vision"): (300, 0),
+            ("qwen", "(nobody)"): (200, 100),
+        }
+
+
+def test_hours_of_a_closed_month_are_refused(served, run, apply):
+    """Evidence that came later would change them."""
+    ask(served, (VISION, 1, 300, 0, 75))
+    assert apply(DECLARED)[0] == 0
+    assert run("close", "--period", "2025-10", "--allow-unpriced")[0] == 0
+    code, out, err = run("inference", "list", "--period", "2025-10", "--by", "tenant,hour")
+    assert (code, out) == (2, "")
+    assert "2025-10: a closed month keeps how its days were split, and no hours" in err
+
+
 def test_a_declaration_is_dated(served, run, apply):
     ask(served, (VISION, 1, 300, 0, 0))
     assert apply(DECLARED.replace("weights =", "effective_from = 2025-10-02\nweights ="))[0] == 0

@@ -30,6 +30,7 @@ from gpuledger_collector.accounting.inference_split import (
     price_per_million,
     split_day,
     spread_part,
+    spread_tokens,
 )
 from gpuledger_collector.accounting.reserved_names import (
     booked_name,
@@ -139,6 +140,31 @@ def test_hours_add_up_to_their_day(cost, days, weights, rule, cost_by_hour):
             hours = spread_part(part, {3: weights.weigh(part.tokens)}, cost_by_hour)
             assert sum(used for used, _ in hours.values()) == part.used_micro
             assert sum(idle for _, idle in hours.values()) == part.idle_micro
+
+
+any_tokens = st.builds(Tokens, counts, counts, counts, st.integers(0, 100))
+
+
+@given(
+    token_counts(),
+    st.dictionaries(st.integers(0, 23), any_tokens),
+    st.dictionaries(st.integers(0, 23), st.integers(0, 10**12), min_size=1),
+    weights,
+)
+def test_tokens_of_hours_add_up_to_their_day(tokens, asked, cost, weights):
+    hours = spread_tokens(tokens, asked, cost, weights)
+    assert sum(hours.values(), Tokens()) == tokens
+    assert all(each.cached <= each.input for each in hours.values())
+
+
+@given(st.dictionaries(st.integers(0, 23), token_counts(), min_size=1), weights)
+def test_tokens_whose_hours_are_known_lie_in_them(asked, weights):
+    hours = spread_tokens(
+        sum(asked.values(), Tokens()), asked, dict.fromkeys(range(24), 1), weights
+    )
+    assert {hour: each for hour, each in hours.items() if each} == {
+        hour: each for hour, each in asked.items() if each
+    }
 
 
 @given(st.lists(st.tuples(st.integers(0, 3 * HOUR), st.integers(0, 5 * HOUR), token_counts())))
