@@ -57,7 +57,7 @@ from gpuledger_collector.ingest.files.sacct import read_sacct
 from gpuledger_collector.ingest.files.samples import read_samples
 from gpuledger_collector.ingest.files.shares import read_shares
 from gpuledger_collector.ingest.files.usage import UsageFile, UsageOptions, long_usage, read_usage
-from gpuledger_collector.ingest.litellm_database import TABLE, NoSpendLogs, read_database
+from gpuledger_collector.ingest.litellm_database import TABLE, BadDsn, NoSpendLogs, read_database
 from gpuledger_collector.services import imports
 from gpuledger_collector.services.imports import CountedTwice, Writing
 from gpuledger_collector.settings import read_secret
@@ -634,6 +634,8 @@ def _read_litellm(
         return read_database(
             read_secret(database, "--database"), Period(start_ms, end_ms), gateway, tenant
         )
+    except BadDsn as error:
+        refuse(f"--database: {database} {error}")
     except NoSpendLogs as error:
         refuse(str(error), UNAVAILABLE)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
 from gpuledger_collector.accounting.period import Period
@@ -46,6 +47,14 @@ OPTIONS = (
 )
 
 
+_URLS = ("postgresql://", "postgres://")
+_PLACES = ("host", "port", "dbname")
+
+
+class BadDsn(Exception):
+    """A text is no DSN; the message repeats nothing of it, since it may hold a password."""
+
+
 class NoSpendLogs(Exception):
     """LiteLLM's database does not answer, or has no such table; the message says which."""
 
@@ -64,7 +73,8 @@ def read_database(
     gateway: str = LITELLM,
     tenant: TenantColumn = TenantColumn.team_id,
 ) -> SpendLogs:
-    """The records of requests that began in a period. Raises NoSpendLogs."""
+    """The records of requests that began in a period. Raises BadDsn and NoSpendLogs."""
+    require_dsn(dsn)
     logs = SpendLogs()
     try:
         with psycopg.connect(
@@ -85,6 +95,19 @@ def read_database(
         reason = (error.diag.message_primary or str(error).splitlines()[0]) if str(error) else ""
         raise NoSpendLogs(f"LiteLLM's database: {reason or type(error).__name__}") from error
     return logs
+
+
+def require_dsn(dsn: str) -> None:
+    """Raise BadDsn for a text of which libpq would repeat parts that may be of a password."""
+    try:
+        parts = conninfo_to_dict(dsn)
+    except psycopg.Error:
+        raise BadDsn("holds no valid DSN") from None
+    port = str(parts.get("port") or "")
+    if dsn.startswith(_URLS) and any("@" in str(parts.get(key) or "") for key in _PLACES):
+        raise BadDsn("holds no valid DSN: write @ and / of a password as %40 and %2F")
+    if not port.replace(",", "").isdecimal() and port:
+        raise BadDsn("holds no valid DSN: its port is no number")
 
 
 def _rows(

@@ -119,6 +119,29 @@ def test_the_logs_of_a_database_are_counted_once_by_request_id(run, dsn, litellm
     assert {hour.asker.tenant for hour in hours(dsn)} == {"e8d1", ""}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgresql://reader:two words@h",
+        "host=h password=two words",
+        "postgresql://reader:a/words@h/litellm",
+        "postgresql://reader:5/words@h/litellm",
+        "postgresql://reader:a@words@h/litellm",
+        "host=h passwords=words",
+        "words",
+    ],
+)
+def test_nothing_of_a_bad_dsn_is_said(run, tmp_path, text):
+    """A password may be in it, and in what libpq says of it."""
+    path = tmp_path / "litellm.dsn"
+    path.write_text(text)
+    path.chmod(0o600)
+    code, out, err = run("import", "litellm", "--database", path)
+    assert (code, out) == (2, "")
+    assert "litellm.dsn holds no valid DSN" in err
+    assert "words" not in err
+
+
 def test_cached_tokens_are_read_from_the_metadata_and_nothing_else_of_it(run, dsn, litellm):
     """Where the real LiteLLM writes them (1.106.12): for answers, for streams, and not at all."""
     connection, path = litellm
