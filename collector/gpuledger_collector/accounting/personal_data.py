@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
+
+_PSEUDONYM = re.compile(r"erased-[0-9a-f]{8}")
+
+
+def pseudonym(digits: str) -> str:
+    """What stands in place of a name that was erased; of eight random hexadecimal digits."""
+    return f"erased-{digits}"
+
+
+def is_pseudonym(name: str) -> bool:
+    """Whether a name stands in place of one that was erased."""
+    return _PSEUDONYM.fullmatch(name) is not None
 
 
 class Person(Enum):

@@ -77,6 +77,26 @@ def test_a_bad_row_keeps_all_of_its_file_out(run, dsn, tokens):
     assert [hour.asker.model for hour in hours(dsn)] == ["qwen"]
 
 
+@pytest.mark.parametrize("identity", ["", "req-1"])
+def test_a_name_that_was_erased_does_not_come_back_with_its_file(run, dsn, tmp_path, identity):
+    """Neither with the same file nor with a greater count; no table keeps it beside the audit."""
+    path = tmp_path / "tokens.csv"
+    for given in (1200, 1200, 1300):
+        row = GOOD.replace("vision,1200", f"ada.lovelace,{given}")
+        path.write_text(f"{HEADER},id\n{row},{identity}\n")
+        code, _, err = run("import", "inference", path)
+        assert code == 0, err
+        if given == 1200:
+            assert run("privacy", "erase", "ada.lovelace")[0] == 0
+        (hour,) = hours(dsn)
+        assert re.fullmatch(r"erased-[0-9a-f]{8}", hour.asker.tenant)
+        assert hour.tokens == Tokens(given, 200, 300)
+    with psycopg.connect(dsn) as connection:
+        stored = connection.execute("SELECT t::text FROM token_request t").fetchall()
+        stored += connection.execute("SELECT t::text FROM token_hour t").fetchall()
+    assert "ada" not in str(stored)
+
+
 def test_claims_of_a_file_are_marked(run, dsn, tokens):
     """Tenants that callers claim are stored as claims."""
     assert run("import", "inference", tokens(GOOD), "--claims")[0] == 0

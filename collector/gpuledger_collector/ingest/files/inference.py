@@ -7,6 +7,7 @@ backend. An empty tenant is a key without a team.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,5 +132,6 @@ def _read(
 
 
 def _own_id(row: _Answered) -> str:
-    """What tells a row without an id from others."""
-    return "\x1f".join((str(row.start_ms), str(row.end_ms), row.model, row.tenant, row.backend))
+    """What tells a row without an id from others: a digest, since a tenant may be a person."""
+    words = (str(row.start_ms), str(row.end_ms), row.model, row.tenant, row.backend)
+    return hashlib.sha256("\x1f".join(words).encode()).hexdigest()

@@ -16,6 +16,7 @@ import secrets
 
 from psycopg import sql
 
+from gpuledger_collector.accounting import personal_data
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.personal_data import Person, Place
 from gpuledger_collector.accounting.reserved_names import escape_name
@@ -53,7 +54,7 @@ def erase(connection: Connection, name: str, who: str, now_ms: int) -> tuple[str
 
     One transaction; the audit log records the erasure, but not whose name it was.
     """
-    pseudonym = f"erased-{secrets.token_hex(4)}"
+    pseudonym = personal_data.pseudonym(secrets.token_hex(4))
     with connection.transaction():
         places = show(connection, name)
         for place in places:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 from gpuledger_collector.accounting.inference import (
     Asker,
@@ -22,6 +22,7 @@ from gpuledger_collector.accounting.inference import (
     spread_record,
 )
 from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.accounting.personal_data import is_pseudonym
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.rows import select, select_value
@@ -66,6 +67,7 @@ def store_token_usage(connection: Connection, records: Iterable[TokenRecord]) ->
         fresh = {key: record for key, record in incoming.items() if record.end_ms >= before_ms}
         outcome["too_old"] = len(incoming) - len(fresh)
         known = _stored_records(connection, sorted(fresh))
+        fresh = {key: _keep_pseudonym(record, known.get(key)) for key, record in fresh.items()}
         written = _select_changed(fresh, known, outcome)
         changes: HourChanges = defaultdict(Tokens)
         for key, record in written.items():
@@ -91,6 +93,13 @@ def _merge(records: Iterable[TokenRecord], outcome: Counter[str]) -> dict[_Key, 
             record = max(record, known, key=lambda each: each.rank)
         merged[key] = record
     return merged
+
+
+def _keep_pseudonym(record: TokenRecord, known: TokenRecord | None) -> TokenRecord:
+    """A record that comes again after the name of its tenant was erased keeps the pseudonym."""
+    if known is None or not is_pseudonym(known.asker.tenant):
+        return record
+    return replace(record, asker=replace(record.asker, tenant=known.asker.tenant))
 
 
 def _select_changed(
