@@ -339,6 +339,17 @@ class Calendar:
 UTC_DAYS = Calendar()
 
 
+def begins_days_at_hours(tz: tzinfo, year: int) -> bool:
+    """Whether the days of a year and of those beside it begin at hours of UTC: a zone is at another
+    minute all year, or half of it.
+    """
+    return not any(
+        _midnight(date(each, month, 1), tz) % HOUR_MS
+        for each in (year - 1, year, year + 1)
+        for month in range(1, 13)
+    )
+
+
 def _midnight(day: date, tz: tzinfo) -> int:
     # In a gap `fold` 0 has the offset from before it, which makes this the instant of the jump; of
     # two, the first.

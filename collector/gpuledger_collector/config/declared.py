@@ -19,19 +19,26 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
-from gpuledger_collector.accounting.period import parse_date, parse_instant
-from gpuledger_collector.accounting.problems import Problem
+from gpuledger_collector.accounting.period import (
+    begins_days_at_hours,
+    parse_date,
+    parse_instant,
+)
+from gpuledger_collector.accounting.problems import DeclarationRefused, Problem
 from gpuledger_collector.config import toml
 from gpuledger_collector.config.fields import MONTHS, MonthName, Zone
 from gpuledger_collector.config.kinds import KINDS
 from gpuledger_collector.config.model import MAX_OF_ROW, Record, unknown_key
 from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.billing import inference
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_common.bounded_file import read_toml_text
+from gpuledger_common.instants import to_datetime
 
 BILLING_ZONE = "billing_zone"
 FISCAL_YEAR = "fiscal_year_begins"
+INFERENCE = "inference"
 TABLES = (BILLING_ZONE, FISCAL_YEAR, *KINDS)
 _LIKE_A_CLOSE = {"adjustment", "node_cost", "shared_cost", "cost_center", "carbon", "location"}
 """Kinds that are ordered with closes: what is declared while a month is being closed waits for it.
@@ -47,6 +54,7 @@ _DATED = re.compile(
 class Declared:
     """What a file declares: values by kind for the kinds that it names, and every problem in it."""
 
+    source: str = ""
     values: dict[str, list[Any]] = field(default_factory=dict)
     billing_zone: str | None = None
     fiscal_month: int | None = None
@@ -55,7 +63,7 @@ class Declared:
 
 def read_declared(path: Path) -> Declared:
     """What the file declares, or every problem in it. Raises OSError when it cannot be opened."""
-    declared = Declared()
+    declared = Declared(str(path))
     text, content = _parse(path, declared.problems)
     unknown = (name for name in content if name not in TABLES)
     declared.problems += [
@@ -149,7 +157,7 @@ def apply_declared(
 ) -> dict[str, ImportOutcome]:
     """Put in force what a file declares; outcomes by title.
 
-    Raises CurrencyChanged; the caller commits.
+    Raises DeclarationRefused; the caller commits.
     """
     # Locks are taken in the order of a close, the audit log's last: otherwise an apply and a close
     # wait for each other.
@@ -166,7 +174,26 @@ def apply_declared(
     for name, kind in KINDS.items():
         if name in declared.values and (declared.values[name] or not kind.adds_only):
             outcomes[kind.title] = kind.replace(connection, declared.values[name], now_ms)
+    if declared.billing_zone is not None or INFERENCE in declared.values:
+        _require_hours(connection, declared, now_ms)
     return outcomes
+
+
+def _require_hours(connection: Connection, declared: Declared, now_ms: int) -> None:
+    """Refuse shared model servers where days of the bill begin within an hour: tokens are counted by
+    hours of UTC, and the first of a day would lie on the day before.
+    """
+    if not inference.SERVERS.in_force(connection):
+        return
+    zone = zones.calendar(connection).zones[-1]
+    if begins_days_at_hours(zone.tz, to_datetime(now_ms).year):
+        return
+    key = BILLING_ZONE if declared.billing_zone is not None else INFERENCE
+    message = (
+        f"days of {zone.name} begin within an hour of UTC, and tokens are counted by these hours:"
+        " [[inference]] needs a billing zone of whole hours"
+    )
+    raise DeclarationRefused([Problem("bad_zone", f"{declared.source}:{key}", message)])
 
 
 def export_declared(connection: Connection) -> str:

@@ -346,6 +346,26 @@ def test_bad_declarations_are_refused_with_a_sentence(run, apply, wrong, said):
     assert said in out + err
 
 
+@pytest.mark.parametrize("zone", ["Asia/Kolkata", "Australia/Lord_Howe"])
+def test_a_zone_whose_days_begin_within_an_hour_is_refused(served, run, apply, zone):
+    """With the servers, before them and after them; until no server is declared any more."""
+    declared = f'billing_zone = "{zone}"\n'
+
+    def refused(text, key):
+        code, out, err = apply(text)
+        assert code == 2, out
+        assert f"declared.toml:{key}: days of {zone} begin within an hour of UTC" in err
+        assert "nothing was applied" in err
+
+    refused(declared + DECLARED, "billing_zone")
+    assert apply(declared)[0] == 0
+    refused(DECLARED, "inference")
+    assert apply('billing_zone = "Europe/Berlin"\n' + DECLARED)[0] == 0
+    refused(declared, "billing_zone")
+    assert costs(run) == {"(nobody)": "36.00", "(idle)": "36.00"}
+    assert apply(declared + "inference = []\n")[0] == 0
+
+
 def test_nothing_is_said_without_tokens_or_servers(served, run):
     assert rows(run) == []
     assert notes(run) == ""

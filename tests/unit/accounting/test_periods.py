@@ -1,6 +1,8 @@
 """Periods: half-open, in UTC, and a clear sentence for what is none."""
 
+import datetime as dt
 from itertools import pairwise
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
@@ -9,7 +11,10 @@ from hypothesis import strategies as st
 from gpuledger_collector.accounting.period import (
     DAY_MS,
     HOUR_MS,
+    Calendar,
     Period,
+    Zone,
+    begins_days_at_hours,
     date_range,
     day_of,
     format_instant,
@@ -53,6 +58,24 @@ def test_what_is_no_instant_is_refused_with_the_reason(text, words):
     """A missing zone, milliseconds taken for seconds, a word: each has its sentence."""
     with pytest.raises(ValueError, match=words):
         parse_instant(text)
+
+
+@given(
+    st.sampled_from(
+        [
+            *("UTC", "Europe/Berlin", "America/New_York", "Africa/Casablanca", "Asia/Kolkata"),
+            *("Asia/Kathmandu", "Australia/Lord_Howe", "Australia/Adelaide", "America/St_Johns"),
+        ]
+    ),
+    st.integers(2000, 2100),
+)
+def test_a_zone_has_whole_hours_where_all_its_days_begin_at_one(name, year):
+    zone = Calendar((Zone(name, ZoneInfo(name)),))
+    starts = [
+        zone.start_of(dt.date(year, 1, 1) + dt.timedelta(days=number)) for number in range(365)
+    ]
+    is_whole = all(start % HOUR_MS == 0 for start in starts)
+    assert begins_days_at_hours(ZoneInfo(name), year) == is_whole
 
 
 def test_months_and_ranges():
