@@ -7,8 +7,9 @@ page was read before. So labels of persons and keys never leave the node, and a 
 counter however many keys it has.
 
 A series counts from zero where it is new, or fell, on a page that was read before in the same
-process of the gateway; where the process began since; and nowhere else. Several processes that
-answer at one address are each followed by themselves.
+process of the gateway; where the process began since the address was read, or since the agent
+began; and nowhere else. Several processes that answer at one address are each followed by
+themselves: by their starts, and without these by the values that they showed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import http.client
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -46,10 +47,16 @@ MAX_PROCESSES = 8
 """Processes at one address that are followed at once; of more, the one that was read longest ago is
 forgotten.
 """
-SAME_START_MS = 2_000
-"""Starts that lie closer together are those of one process."""
+SAME_START_MS = 1
+"""Starts that lie closer together are those of one process: a page shows its own always alike, and
+replicas of a gateway may begin in one second.
+"""
+CLOCK_MS = 2_000
+"""By how much the clocks of a gateway and of the agent may differ."""
 START_GAP_MS = 600_000
 """A process that began longer before its page is first read has counted for others already."""
+MAX_LEVELS = 8
+"""Values of a series without the start of its process that are kept, one of each process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,8 @@ class _Process:
     started_ms: int | None
     read_at_ms: int
     values: dict[GatewaySeries, int] = field(default_factory=dict)
+    levels: dict[GatewaySeries, tuple[int, ...]] = field(default_factory=dict)
+    """Without a start: values of the processes that may have answered, the last one read last."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -118,8 +127,9 @@ class _Key:
 
 @dataclass(slots=True)
 class PageCounters:
-    """The agent's own counters of a page."""
+    """The agent's own counters of a page; they begin at zero at `began_ms`."""
 
+    began_ms: int
     totals: dict[_Key, int] = field(default_factory=dict)
     processes: list[_Process] = field(default_factory=list)
     """The one that was read last is the last."""
@@ -137,7 +147,8 @@ class PageCounters:
                 changed[key] = None
         if process is not None:
             self.processes.remove(process)
-        self.processes.append(_Process(page.started_ms, at_ms, dict(page.counts)))
+        levels = {} if page.started_ms is not None else self._levels(process, page.counts)
+        self.processes.append(_Process(page.started_ms, at_ms, dict(page.counts), levels))
         del self.processes[:-MAX_PROCESSES]
         self.last_read_ms = at_ms
         return [(key, self.totals[key]) for key in changed]
@@ -163,17 +174,31 @@ class PageCounters:
         """What a series counted since its page was read before; 0 where that is not known."""
         if process is None:
             return value if started_ms is not None and self._began_since(started_ms, at_ms) else 0
+        if started_ms is None:
+            # A new or smaller value may be that of another process, and so may a greater one.
+            lower = _lower_level(process.levels.get(series, ()), value)
+            return 0 if lower is None else value - lower
         before = process.values.get(series)
-        if before is not None and value >= before:
-            return value - before
-        # Without the start of its process, a new or smaller value may be that of another one.
-        return value if started_ms is not None else 0
+        return value - before if before is not None and value >= before else value
+
+    def _levels(
+        self, process: _Process | None, counts: Mapping[GatewaySeries, int]
+    ) -> dict[GatewaySeries, tuple[int, ...]]:
+        """The values of the processes that may have answered at an address, after these."""
+        levels = {}
+        for series, value in counts.items():
+            known = process.levels.get(series, ()) if process is not None else ()
+            lower = _lower_level(known, value)
+            others = tuple(level for level in known if level != lower)
+            levels[series] = (*others, value)[-MAX_LEVELS:]
+        return levels
 
     def _began_since(self, started_ms: int, at_ms: int) -> bool:
-        """Whether a process began since the address was read last, or just now."""
-        if at_ms - started_ms <= START_GAP_MS:
-            return self.last_read_ms is None or started_ms >= self.last_read_ms - SAME_START_MS
-        return False
+        """Whether a process began since the address was read last, or since the agent began: what
+        it counted before, an agent before this one may have reported.
+        """
+        known_ms = self.began_ms if self.last_read_ms is None else self.last_read_ms
+        return at_ms - started_ms <= START_GAP_MS and started_ms >= known_ms - CLOCK_MS
 
     def _key(self, series: GatewaySeries) -> _Key:
         key = _Key(series.kind, series.tenant, series.trust, series.model, series.backend)
@@ -183,6 +208,11 @@ class PageCounters:
         if other in self.totals or len(self.totals) < 2 * MAX_COUNTERS:
             return other
         return _Key(series.kind, OVERFLOW_TENANT, series.trust, "", "")
+
+
+def _lower_level(levels: Sequence[int], value: int) -> int | None:
+    """The greatest of the levels that a counter may have risen from; None: there is none."""
+    return max((level for level in levels if level <= value), default=None)
 
 
 @dataclass
@@ -233,7 +263,7 @@ class GatewayReader:
             return
         at_ms = self.at_ms()
         name = profile.page_name(gateway.source)
-        counters = self._pages.setdefault(name, PageCounters())
+        counters = self._pages.setdefault(name, PageCounters(self._began_ms))
         changed = counters.add(read_gateway_page(profile, lines, gateway.source), at_ms)
         full = len(counters.totals) >= MAX_COUNTERS
         self._log(

@@ -11,7 +11,11 @@ page before it:
   between the last reading and the end of the process before is not known, and is left out.
 - The process began before the page was read, and is another than the one that answered then: several
   processes answer at one address, and nothing of them is compared.
-- The page does not say when its process began: only the difference of two readings counts.
+- The page does not say when its process began: only a rise counts, above the greatest lower value
+  that was read shortly before: processes that answer in turn at one address are each compared with
+  themselves, once each of them was read.
+- A value fell by a reading that came within seconds of the greater one: two readers of one page
+  have clocks and delays of their own. Nothing began anew, and the greater value holds.
 - Nothing was read for `GAP_MS` before: what happened is unknown, and nothing counts.
 
 A series that was away from the page and comes back with a greater value counts by the difference:
@@ -25,11 +29,20 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuledger_collector.accounting.counters import SAME_START_MS
 from gpuledger_collector.accounting.inference import Asker
 
 GAP_MS = 600_000
 """A page is read once a minute or oftener; a longer pause proves nothing."""
+SAME_START_MS = 1
+"""Starts that lie closer together are those of one process: a page shows its own always alike, and
+replicas of a gateway may begin in one second.
+"""
+CLOCK_MS = 2_000
+"""By how much the clocks of a gateway and of its reader may differ."""
+INVERTED_MS = 5_000
+"""Readings of a series that lie closer together may be in the wrong order."""
+LOOK_BACK_MS = GAP_MS
+"""How long before the reading before it a series without a process's start is looked at."""
 LATEST_DAYS, KEEP_DAYS = 7, 9
 """Days after which a late page is refused, since the readings around it may have expired, and days
 for which readings are kept.
@@ -82,19 +95,26 @@ def list_increases(
     """What a series counted up to each of its readings; both are in the order of time."""
     instants = [page.at_ms for page in pages]
     increases = []
+    first = 0
     for number, reading in enumerate(readings):
         at = bisect_left(instants, reading.at_ms)
-        before = readings[number - 1] if number else None
-        increase = _increase(pages[at - 1] if at else None, before, reading)
+        if number:
+            from_ms = readings[number - 1].at_ms - LOOK_BACK_MS
+            while readings[first].at_ms < from_ms:
+                first += 1
+        increase = _increase(pages[at - 1] if at else None, readings[first:number], reading)
         if increase is not None and increase.units:
             increases.append(increase)
     return increases
 
 
 def _increase(
-    page: PageReading | None, before: SeriesReading | None, reading: SeriesReading
+    page: PageReading | None, before: Sequence[SeriesReading], reading: SeriesReading
 ) -> Increase | None:
-    """What was counted since the page was read before this reading; None: not known."""
+    """What was counted since the page was read before this reading; None: not known.
+
+    `before`: readings of the series up to this one, for `LOOK_BACK_MS` before the last of them.
+    """
     started_ms = reading.started_ms
     if page is None or reading.at_ms - page.at_ms > GAP_MS:
         # Only the begin of the process can say since when the value counts.
@@ -102,19 +122,47 @@ def _increase(
         if is_new and started_ms is not None and 0 <= reading.at_ms - started_ms <= GAP_MS:
             return Increase(started_ms, reading.at_ms, reading.value)
         return None
+    near = _read_shortly_before(before, started_ms)
     if started_ms is not None and _is_other_life(page.started_ms, started_ms):
-        if started_ms < page.at_ms - SAME_START_MS:
+        if near or started_ms < page.at_ms - CLOCK_MS:
             return None
         begin_ms = max(page.at_ms, min(started_ms, reading.at_ms))
         return Increase(begin_ms, reading.at_ms, reading.value)
-    if (
-        before is None
-        or reading.value < before.value
-        or _is_other_life(before.started_ms, started_ms)
-    ):
-        is_same_process = started_ms is not None and page.started_ms is not None
+    is_same_process = started_ms is not None and page.started_ms is not None
+    if not before or _is_other_life(before[-1].started_ms, started_ms):
         return Increase(page.at_ms, reading.at_ms, reading.value) if is_same_process else None
-    return Increase(page.at_ms, reading.at_ms, reading.value - before.value)
+    if started_ms is None and page.started_ms is None:
+        units = _rise(before, reading)
+    else:
+        greatest = max(each.value for each in near)
+        if reading.value >= greatest:
+            units = reading.value - greatest
+        else:
+            is_inverted = any(
+                each.value > reading.value and reading.at_ms - each.at_ms <= INVERTED_MS
+                for each in near
+            )
+            units = reading.value if is_same_process and not is_inverted else 0
+    return Increase(page.at_ms, reading.at_ms, units)
+
+
+def _read_shortly_before(
+    before: Sequence[SeriesReading], started_ms: int | None
+) -> list[SeriesReading]:
+    """Readings of one process: the last one, and those seconds before it."""
+    return [
+        reading
+        for reading in before
+        if reading.at_ms >= before[-1].at_ms - INVERTED_MS
+        and not _is_other_life(reading.started_ms, started_ms)
+    ]
+
+
+def _rise(before: Sequence[SeriesReading], reading: SeriesReading) -> int:
+    """How far a value without a process's start rose above the greatest lower one; 0 if it fell."""
+    if reading.value < before[-1].value:
+        return 0
+    return reading.value - max(each.value for each in before if each.value <= reading.value)
 
 
 def _is_other_life(before_ms: int | None, after_ms: int | None) -> bool:

@@ -42,8 +42,8 @@ BASE = 1_763_750_000_000
 class Page:
     """Counters of one page, read minute by minute."""
 
-    def __init__(self):
-        self.counters = PageCounters()
+    def __init__(self, began=-MINUTE):
+        self.counters = PageCounters(BASE + began)
 
     def read(self, minute, *lines, started=OLD):
         self.counters.add(page(*lines, started=started), BASE + round(minute * MINUTE))
@@ -106,13 +106,43 @@ def test_two_replicas_behind_one_address_are_each_followed(counters):
     assert counters.sums == {"a": 10 * 8 * 2}
 
 
-@pytest.mark.parametrize(("values", "counted"), [((500, 7, 9), 2), ((500, 510, 7), 10)])
+def test_replicas_that_begin_in_one_second_are_each_followed(counters):
+    for minute in range(10):
+        replica = minute % 2
+        counters.read(
+            minute, line((1_000_000, 5_000)[replica] + 10 * minute), started=OLD + 900 * replica
+        )
+    assert counters.sums == {"a": 10 * 8 * 2}
+
+
+def test_a_restart_of_the_agent_counts_nothing_again():
+    """The gateway began minutes ago, and an agent before this one has counted it."""
+    before, after = Page(began=-2 * MINUTE), Page(began=round(1.5 * MINUTE))
+    for minute, value in ((0, 500), (1, 530)):
+        before.read(minute, line(value), started=-MINUTE)
+    after.read(2, line(540), started=-MINUTE)
+    assert (before.sums, after.sums) == ({"a": 530}, {})
+    after.read(3, line(560), started=-MINUTE)
+    assert after.sums == {"a": 20}
+
+
+@pytest.mark.parametrize(
+    ("values", "counted"), [((500, 7, 9), 2), ((500, 510, 7), 10), ((500, 510, 7, 9, 520), 22)]
+)
 def test_without_a_process_start_only_differences_count(counters, values, counted):
     """A value that fell may be another process behind the same address."""
     for minute, value in enumerate(values):
         counters.read(minute, line(value), started=None)
     counters.read(9, line(values[-1]), line(99, "b"), started=None)
     assert counters.sums == {"a": counted}
+
+
+def test_processes_without_a_start_are_each_compared_with_themselves(counters):
+    """Only the first change to the greater one cannot be known."""
+    for turn in range(5):
+        for place, value in enumerate((1_000, 900_000)):
+            counters.read(2 * turn + place, line(value + 10 * turn), started=None)
+    assert counters.sums == {"a": 899_000 + 3 * 10 + 4 * 10}
 
 
 def test_tenants_beyond_the_cap_add_up_as_other(counters):

@@ -255,3 +255,63 @@ def test_old_readings_expire_and_hours_stay(connection):
     # What could pair with readings that are gone is left out.
     assert store_pages(connection, [page(2, {(VISION, "output"): 900})]) == 0
     assert output_of(connection) == 3
+
+
+def test_a_tenant_that_pauses_for_weeks_is_not_counted_again(connection):
+    """An agent sends only the counters that changed: its page is read all the time."""
+    series = {(VISION, "output"): 500}
+    store_pages(connection, [page(0, {}, started=-1), page(1, series, started=-1)])
+    day = DAY // MINUTE
+    for days in (12, 24):
+        store_pages(connection, [page(days * day, {}, started=-1)])
+        token_counters.expire_readings(connection, OCTOBER + days * DAY)
+    store_pages(connection, [page(24 * day + 1, {(VISION, "output"): 530}, started=-1)])
+    assert output_of(connection) == 530
+
+
+def test_what_ended_leaves_nothing_but_its_hours(connection):
+    """Series of a process that answers no more, pages that are not read any more, and askers that
+    never had a token.
+    """
+    day = DAY // MINUTE
+    gone = [page(0, {(NLP, "output"): 5}, address=f"http://{number}/") for number in range(3)]
+    series = {(VISION, "output"): 9}
+    store_pages(connection, [*gone, page(0, {}, started=-1), page(1, series, started=-1)])
+    store_pages(connection, [page(12 * day, {}, started=11 * day)])
+    token_counters.expire_readings(connection, OCTOBER + 12 * DAY)
+    tables = ("token_series", "token_reading", "token_page", "token_page_reading")
+    counts = [connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables]
+    assert counts == [0, 0, 1, 1]
+    assert connection.execute("SELECT tenant FROM token_asker").fetchall() == [("vision",)]
+    assert output_of(connection) == 9
+
+
+@pytest.mark.parametrize("knows_start", [True, False])
+def test_readers_in_the_wrong_order_count_the_same_in_any_order(connection, knows_start):
+    """Two readers seconds apart, processes that take turns: any order of parts counts the same."""
+    rng = random.Random(11)
+    minute, value, pages = 0.0, 100, []
+    for number in range(120):
+        minute += rng.choice((0.01, 0.05, 0.5, 1, 3, 12))
+        value = rng.randrange(50) if number == 70 else value + rng.randrange(40)
+        shown = {(VISION, "output"): value - rng.choice((0, 0, 20)), (NLP, "output"): value}
+        if not knows_start and rng.random() < 0.4:
+            shown[VISION, "output"] += 90_000
+        started = -30.0 if knows_start or rng.random() < 0.1 else None
+        pages += [
+            page(minute, {key: max(0, each)}, started if rng.random() < 0.8 else None)
+            for key, each in shown.items()
+        ]
+        pages.append(page(minute, {}, started))
+    store_pages(connection, pages)
+    expected = hours(connection)
+    assert expected
+    for _ in range(3):
+        _empty(connection)
+        rng.shuffle(pages)
+        at = 0
+        while at < len(pages):
+            size = rng.randrange(1, 9)
+            store_pages(connection, [*pages[at : at + size], *pages[:1]])
+            at += size
+        assert hours(connection) == expected

@@ -110,6 +110,84 @@ def test_an_ha_pair_of_prometheus_counts_once():
     assert units(pages, readings) == 3 * instants[-1]
 
 
+def test_readers_of_one_page_in_the_wrong_order_count_once():
+    """The later reader's clock is behind: its value is smaller, and nothing began anew."""
+    pages = [(minute, OLD) for minute in (0, 1, 1.01, 2)]
+    values = (1_000_000, 1_000_105, 1_000_100, 1_000_200)
+    for start in (OLD, None):
+        read = [(minute, value, start) for (minute, _), value in zip(pages, values, strict=True)]
+        increases = counted([(minute, start) for minute, _ in pages], read)
+        assert [increase.units for increase in increases] == [105, 95]
+
+
+def test_a_series_that_began_anew_between_two_readers_counts_at_the_next_reading():
+    pages = [(minute, OLD) for minute in (0, 0.01, 1, 1.01, 2)]
+    values = (1_000_000, 5, 300, 301, 340)
+    read = [(minute, value, OLD) for (minute, _), value in zip(pages, values, strict=True)]
+    assert units(pages, read) == 340
+
+
+def test_replicas_that_begin_in_one_second_are_two_processes():
+    starts = (OLD, OLD + 900)
+    pages = [(minute, starts[minute % 2]) for minute in range(10)]
+    read = [(minute, (1_000, 900_000)[minute % 2] + minute, start) for minute, start in pages]
+    assert units(pages, read) == 0
+
+
+def test_a_replica_that_just_began_counts_from_zero_once():
+    """It is read again after another one answered, within the time that clocks may differ."""
+    start = MINUTE - 500
+    pages = [(0, OLD), (1, start), (1.005, OLD), (1.01, start)]
+    read = [(minute, 9 if begun == start else 700, begun) for minute, begun in pages]
+    assert units(pages, read) == 9
+
+
+def test_processes_at_one_address_without_a_start_are_each_compared_with_themselves():
+    """Only the first change from the one to the other cannot be known."""
+    values = [value + 10 * turn for turn in range(5) for value in (1_000, 40_000, 900_000)]
+    pages = [(minute, None) for minute in range(len(values))]
+    read = [(minute, value, None) for minute, value in enumerate(values)]
+    assert units(pages, read) == 899_000 + 4 * (10 + 10)
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(6, 60), st.integers(0, 1000), st.integers(0, 9)), max_size=30
+    ),
+    delays=st.tuples(st.integers(0, 4_900), st.integers(0, 4_900), st.integers(0, 4_900)),
+)
+def test_readers_with_any_delay_count_each_token_once(steps, delays):
+    """A series that begins anew once in a while, read by three readers whose instants are late by up
+    to the time in which readings may be in the wrong order: never more than was asked, and all of
+    it where nothing began anew.
+    """
+    second, value, total, began = 0, 0, 0, False
+    read = [(delay, 0) for delay in delays]
+    for length, tokens, event in steps:
+        second += length
+        if event == 0:
+            began, value = True, 0
+        value, total = value + tokens, total + tokens
+        # The first readers read at the beginning of the step, the last one within it.
+        read += [(1000 * second + delay, value) for delay in delays[:2]]
+        half = value + tokens // 2
+        read.append((1000 * second + 10 + delays[2], half))
+        total, value = total + tokens // 2, half
+    read.sort()
+    instants = sorted({at_ms for at_ms, _ in read})
+    values = {}
+    for at_ms, each in read:
+        values[at_ms] = max(each, values.get(at_ms, 0))
+    increases = list_increases(
+        [PageReading(at_ms, OLD) for at_ms in instants],
+        [SeriesReading(at_ms, values[at_ms], OLD) for at_ms in instants],
+    )
+    # The first reading of all counts nothing, and is zero.
+    counted = sum(increase.units for increase in increases)
+    assert counted <= total
+    assert began or counted == total
+
+
 @given(
     steps=st.lists(
         st.tuples(

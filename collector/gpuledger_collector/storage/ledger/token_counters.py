@@ -1,8 +1,9 @@
 """Token counters on pages of gateways: store readings, and add what they change to the hours.
 
-What a reading counts depends on the reading before it of its series, and on that of its page. So a
-new reading changes itself and what follows next, and only the difference goes to the hours: those
-of readings that expired long ago stay.
+What a reading counts depends on the reading of its page before it, and on those of its series: the
+one before it, and what was read shortly before that. So a new reading changes itself and what
+follows soon, and only the difference goes to the hours: those of readings that expired long ago
+stay.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from dataclasses import dataclass, field
 from gpuledger_collector.accounting.inference import Asker, TokenRecord, Tokens, spread_units
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.token_counters import (
+    GAP_MS,
+    INVERTED_MS,
     KEEP_DAYS,
+    LOOK_BACK_MS,
+    SAME_START_MS,
     PageReading,
     SeriesReading,
     TokenSeries,
@@ -131,7 +136,8 @@ def _store_page(
             new_values[key] = max(value, new_values.get(key, 0))
     first_ms, last_ms = min(new_pages), max(new_pages)
     own = sorted(series.values()) if _is_next(connection, page_id, new_pages) else None
-    old_pages, old_values = _read_around(connection, page_id, first_ms, last_ms, own)
+    look_back_ms = _look_back_ms(connection, page_id, new_pages)
+    old_pages, old_values = _read_around(connection, page_id, first_ms, last_ms, look_back_ms, own)
     pages = dict(old_pages)
     for at_ms, started_ms in new_pages.items():
         pages[at_ms] = _later(old_pages.get(at_ms), started_ms)
@@ -161,6 +167,20 @@ def _is_next(connection: Connection, page_id: int, new_pages: Mapping[int, int |
         _later(known[at_ms], started_ms) == known[at_ms] if at_ms in known else at_ms > newest_ms
         for at_ms, started_ms in new_pages.items()
     )
+
+
+def _look_back_ms(connection: Connection, page_id: int, new_pages: Mapping[int, int | None]) -> int:
+    """How long before the reading before it a series is looked at, at the most: longer where two
+    readings of the page do not say when its process began.
+    """
+    unknown = {at_ms for at_ms, started_ms in new_pages.items() if started_ms is None}
+    rows = connection.execute(
+        "SELECT at_ms FROM token_page_reading WHERE page_id = %s AND at_ms >= %s AND started_ms IS"
+        " NULL ORDER BY at_ms LIMIT 2",
+        (page_id, min(new_pages) - GAP_MS),
+    )
+    unknown.update(at_ms for (at_ms,) in rows)
+    return LOOK_BACK_MS if len(unknown) > 1 else INVERTED_MS
 
 
 def _later(known_ms: int | None, started_ms: int | None) -> int | None:
@@ -204,7 +224,12 @@ def _series_ids(
 
 
 def _read_around(
-    connection: Connection, page_id: int, first_ms: int, last_ms: int, own: Sequence[int] | None
+    connection: Connection,
+    page_id: int,
+    first_ms: int,
+    last_ms: int,
+    look_back_ms: int,
+    own: Sequence[int] | None,
 ) -> tuple[dict[int, int | None], dict[tuple[int, int], int]]:
     """What is stored of a page from the reading before these instants to the one after them, by
     page and by series; of all series, or of these.
@@ -217,8 +242,9 @@ def _read_around(
         {"page": page_id, "first": first_ms, "last": last_ms},
     )
     pages: dict[int, int | None] = dict(rows.fetchall())
-    # Of each series the reading before, and the next one after, however far away it is: it counts
-    # by the difference to the reading before it.
+    # Of each series the reading before, however far away it is, since it counts by the difference
+    # to that, with those shortly before it; and all that these readings change: what is read soon
+    # after them, and the next one after that.
     source = (
         "(SELECT id FROM token_series WHERE page_id = %(page)s) s"
         if own is None
@@ -226,11 +252,18 @@ def _read_around(
     )
     values = connection.execute(
         f"SELECT s.id, r.at_ms, r.value FROM {source} CROSS JOIN LATERAL ("
-        "(SELECT at_ms, value FROM token_reading WHERE series_id = s.id AND at_ms < %(first)s ORDER"
-        " BY at_ms DESC LIMIT 1) UNION ALL (SELECT at_ms, value FROM token_reading WHERE series_id"
-        " = s.id AND at_ms >= %(first)s AND at_ms <= %(last)s) UNION ALL (SELECT at_ms, value FROM"
-        " token_reading WHERE series_id = s.id AND at_ms > %(last)s ORDER BY at_ms LIMIT 1)) r",
-        {"page": page_id, "first": first_ms, "last": last_ms, "own": own},
+        "SELECT max(at_ms) AS at_ms FROM token_reading WHERE series_id = s.id AND at_ms <"
+        " %(first)s) before CROSS JOIN LATERAL (SELECT min(at_ms) AS at_ms FROM token_reading"
+        " WHERE series_id = s.id AND at_ms > %(last)s + %(look_back)s) after JOIN token_reading r"
+        " ON r.series_id = s.id AND r.at_ms >= coalesce(before.at_ms - %(look_back)s, %(first)s)"
+        " AND r.at_ms <= coalesce(after.at_ms, %(last)s + %(look_back)s)",
+        {
+            "page": page_id,
+            "first": first_ms,
+            "last": last_ms,
+            "look_back": look_back_ms,
+            "own": own,
+        },
     )
     readings = {(series_id, at_ms): value for series_id, at_ms, value in values}
     missing = sorted({at_ms for _, at_ms in readings} - pages.keys())
@@ -306,11 +339,54 @@ def _write(
 
 
 def expire_readings(connection: Connection, now_ms: int) -> None:
-    """Delete readings that no late one can pair with; the hours that they counted stay."""
+    """Delete readings that no late one can pair with, and what nothing refers to any more; the
+    hours that they counted stay.
+
+    The newest of the old readings of a series stays while its process answers: an agent sends only
+    counters that changed, and a tenant may pause for weeks.
+    """
     before_ms = now_ms - KEEP_DAYS * DAY_MS
     with connection.transaction():
         locks.take(connection, Lock.TOKENS)
-        gone = connection.execute("DELETE FROM token_reading WHERE at_ms < %s", (before_ms,))
-        connection.execute("DELETE FROM token_page_reading WHERE at_ms < %s", (before_ms,))
-        if gone.rowcount:
+        gone = connection.execute(
+            "WITH newest AS (SELECT series_id, max(at_ms) AS at_ms FROM token_reading WHERE at_ms <"
+            " %(before)s GROUP BY series_id), alive AS MATERIALIZED (SELECT DISTINCT page_id,"
+            " started_ms FROM token_page_reading WHERE at_ms >= %(before)s), needed AS MATERIALIZED"
+            " (SELECT series_id, n.at_ms - %(look_back)s AS from_ms FROM newest n JOIN token_series"
+            " s ON s.id = n.series_id LEFT JOIN token_page_reading p ON p.page_id = s.page_id AND"
+            " p.at_ms = n.at_ms WHERE EXISTS (SELECT FROM alive a WHERE a.page_id = s.page_id AND"
+            " (a.started_ms IS NULL OR p.started_ms IS NULL OR abs(a.started_ms - p.started_ms) <="
+            " %(same)s))) DELETE FROM token_reading r WHERE at_ms < %(before)s AND NOT EXISTS"
+            " (SELECT FROM needed n WHERE n.series_id = r.series_id AND r.at_ms >= n.from_ms)",
+            {"before": before_ms, "look_back": LOOK_BACK_MS, "same": SAME_START_MS},
+        ).rowcount
+        gone += connection.execute(
+            "DELETE FROM token_page_reading p WHERE at_ms < %(before)s AND NOT EXISTS (SELECT FROM"
+            " token_reading r JOIN token_series s ON s.id = r.series_id WHERE s.page_id = p.page_id"
+            " AND r.at_ms = p.at_ms AND r.at_ms < %(before)s)",
+            {"before": before_ms},
+        ).rowcount
+        if gone:
             set_boundary(connection, BOUNDARY, before_ms)
+        _delete_unused(connection)
+
+
+def _delete_unused(connection: Connection) -> None:
+    """Delete series without readings, pages without any, and askers of nothing.
+
+    The newest page of each gateway stays: that its tokens were counted from pages is known by it.
+    """
+    connection.execute(
+        "DELETE FROM token_series s WHERE NOT EXISTS (SELECT FROM token_reading r WHERE r.series_id"
+        " = s.id)"
+    )
+    connection.execute(
+        "DELETE FROM token_page p WHERE NOT EXISTS (SELECT FROM token_page_reading r WHERE r.page_id"
+        " = p.id) AND NOT EXISTS (SELECT FROM token_series s WHERE s.page_id = p.id) AND EXISTS"
+        " (SELECT FROM token_page n WHERE n.gateway = p.gateway AND n.id > p.id)"
+    )
+    connection.execute(
+        "DELETE FROM token_asker a WHERE NOT EXISTS (SELECT FROM token_hour h WHERE h.asker_id ="
+        " a.id) AND NOT EXISTS (SELECT FROM token_series s WHERE s.asker_id = a.id) AND NOT EXISTS"
+        " (SELECT FROM token_request q WHERE q.asker_id = a.id)"
+    )
