@@ -98,6 +98,47 @@ def test_its_first_sentence_is_the_chargebacks_waste(rated, run, overview):
         assert f"Nobody pays {Decimal(total['cost_not_billed']):,.2f} {currency}" in page.text
 
 
+def test_it_says_who_wastes_most(rated, run, overview):
+    """Each team's idle time in money, as the chargeback has it; whose costs most is a sentence."""
+    page = Page(overview())
+    rows = csv.DictReader(io.StringIO(run("chargeback", *MONTH, "--format", "csv")[1]))
+    billed = [row for row in rows if row["currency"] == "USD" and row["billed"] == "yes"]
+    assert "Nobody pays 2,055.02 USD unobserved 2,051.37 unallocated 3.65" in page.text
+    (table,) = [one for one in page.tables if one.rows[0][-1] == "cost, USD"]
+    column = table.rows[0].index("cost of idle")
+    shown = {line[0]: line[column] for line in table.rows[1:]}
+    known = {row["team"]: row["cost_held_idle"] for row in billed if row["cost_held_idle"]}
+    assert len(known) > 1
+    for team, cost in known.items():
+        assert shown[team.removeprefix("'")] == f"{Decimal(cost):,.2f}"
+    idle = sum(map(Decimal, known.values()))
+    assert shown["total"] == f"{idle:,.2f}"
+    most = max(known, key=lambda team: Decimal(known[team])).removeprefix("'")
+    assert f"Most held idle: {most} , {round(Decimal(known[most])):,} USD in " in page.text
+    billed_cost = sum(Decimal(row["cost"]) for row in billed)
+    assert f"Billed to owners {billed_cost:,.2f} USD of which held idle {idle:,.2f} USD" in (
+        page.text
+    ), "what owners pay, and not a part of what nobody pays"
+
+
+def test_the_parts_of_what_nobody_pays_add_up_to_it(rated, run, reads):
+    """Corrections of a closed month are one of them; idle money and idle hours are of the same
+    time.
+    """
+    for name in ("2025-09", "2025-10"):
+        assert run("close", "--period", name)[0] == 0
+    rated.evidence([Held(1, 4, 10 * DAY, 10 * DAY + HOUR, busy=HOUR // 2, idle=HOUR // 2)])
+    run("chargeback", "--from", "2025-10-01", "--to", "2026-01-01")
+    ((booked_ms,),) = rated.rows("SELECT DISTINCT booked_day_ms FROM correction")
+    reads.clock = lambda: booked_ms + 3_600_000
+    text = Page(overview_text(reads, pages.HourlyCache(Outlook))).text
+    assert text.count("Nobody pays") == 1
+    tile = re.search(r"Nobody pays (-[\d.]+) USD corrections of 2025-10 (-[\d.]+) ", text)
+    assert tile is not None, text
+    assert tile[1] == tile[2]
+    assert re.search(r"of which held idle not known not known [\d,.]+ with corrections", text), text
+
+
 def test_every_statement_that_it_leads_to_is_there(rated, dsn, overview):
     """Also those of evil names: the path comes back as the name."""
     links = [link for link in Page(overview()).links if link.startswith("/statements/")]
@@ -159,7 +200,7 @@ def test_corrections_of_closed_months_are_named(rated, run, reads):
     (table,) = [one for one in page.tables if one.rows[0][-1] == "cost, USD"]
     (row,) = [line for line in table.rows if line[0].startswith("corrections of 2025-10")]
     assert row[0].endswith("1.0 GPU-hours moved from one row to another")
-    assert row[2:] == ["–", "–", "0.00"]
+    assert row[2:] == ["–", "–", "–", "0.00"]
     assert "-" not in "".join(line[2] for line in table.rows[1:]), "no row has negative hours"
     assert "2025-10 is the last closed month" in page.text
 

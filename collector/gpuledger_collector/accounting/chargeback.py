@@ -517,17 +517,30 @@ def row_of_list(
 
 
 @dataclass(frozen=True, slots=True)
+class UnbilledPart:
+    """A part of what nobody pays: time of one state, or the corrections of a closed month (then
+    `name` is empty).
+    """
+
+    name: str
+    correction_of: str
+    amount: Money
+
+
+@dataclass(frozen=True, slots=True)
 class CostByPayer:
     """What capacity costs in a currency, shares included: what owners pay of it, and what nobody
     pays.
 
-    `unbilled` are the rows that nobody pays, by the name that people know them by.
+    `unbilled` are the rows that nobody pays, by the name that people know them by; `parts` add up
+    to what nobody pays.
     """
 
     whole: Money
     billed: Money
     not_billed: Money
     unbilled: tuple[str, ...]
+    parts: tuple[UnbilledPart, ...]
 
 
 def cost_by_payer(report: Report, total: ReportRow) -> CostByPayer | None:
@@ -541,13 +554,36 @@ def cost_by_payer(report: Report, total: ReportRow) -> CostByPayer | None:
         and row.is_billed is False
     ]
     minor, whole = sum_known(row.total_minor for row in rows) or 0, total.total_minor or 0
-    names = dict.fromkeys(next(filter(is_reserved, row.keys), "") for row in rows)
+    parts: dict[tuple[str, str], int] = defaultdict(int)
+    for row in rows:
+        name = "" if row.correction_of else _reserved_name(row)
+        parts[row.correction_of, name] += row.total_minor or 0
     return CostByPayer(
         whole=Money.from_minor(whole, total.currency),
         billed=Money.from_minor(whole - minor, total.currency),
         not_billed=Money.from_minor(minor, total.currency),
-        unbilled=tuple(names),
+        unbilled=tuple(dict.fromkeys(map(_reserved_name, rows))),
+        parts=tuple(
+            UnbilledPart(name, month, Money.from_minor(amount, total.currency))
+            for (month, name), amount in sorted(parts.items(), key=lambda part: part[0][0])
+        ),
     )
+
+
+def _reserved_name(row: ReportRow) -> str:
+    """The name that stands in place of an owner; empty where there is none."""
+    return next(filter(is_reserved, row.keys), "")
+
+
+def most_held_idle(rows: Sequence[ReportRow]) -> ReportRow | None:
+    """Of rows in one currency that owners pay, the one whose held idle time costs most; None where
+    there are not two of them to compare, or no idle cost is known.
+    """
+    billed = [row for row in rows if row.is_billed and not row.correction_of]
+    known = [row for row in billed if row.idle_cost_micro]
+    if len(billed) < 2 or not known:
+        return None
+    return max(known, key=lambda row: row.idle_cost_micro or 0)
 
 
 def only_rows(report: Report, condition: Callable[[ReportRow], bool]) -> Report:

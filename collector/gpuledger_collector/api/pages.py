@@ -17,6 +17,7 @@ from gpuledger_collector.accounting.chargeback import (
     UNATTRIBUTED,
     ReportRow,
     cost_by_payer,
+    most_held_idle,
     sum_known,
 )
 from gpuledger_collector.accounting.money import MICRO, Money
@@ -344,12 +345,14 @@ def _spend(
     (waste,) = whole_waste(own_rows + corrections, found.has_inventory)
     paid = cost_by_payer(report, total)
     holders = dearest_holders(found.idle_holders, currency, SHOWN_HOLDERS)
+    idle_minor = sum_known(row.cost_held_idle_minor for row in own_rows)
     return {
         "currency": currency,
         "total": total,
         "paid": paid,
         "wasted": None if waste.micro is None else Money(waste.micro, currency),
         "waste": waste_line(waste),
+        "most_idle": _most_idle(own_rows),
         "holders": None if holders is None else _holder_facts(holders, now_ms),
         "free_per_day": next(
             (day for day in found.idle.ongoing.free.per_day if day.currency == currency), None
@@ -376,7 +379,19 @@ def _spend(
         # Of the month's own time: corrections move the hours of other months.
         "gpu_ns": sum(row.gpu_ns for row in own_rows),
         "idle_ns": sum_known(row.idle_ns for row in own_rows),
+        "idle_minor": idle_minor,
+        "corrects_idle": idle_minor != total.cost_held_idle_minor,
     }
+
+
+def _most_idle(rows: Sequence[ReportRow]) -> dict[str, Any] | None:
+    """The team whose held idle time costs most, for the template."""
+    row = most_held_idle(rows)
+    if row is None or row.idle_cost_micro is None or row.currency is None:
+        return None
+    cost = Money(row.idle_cost_micro, row.currency)
+    name = row.keys[0]
+    return {"name": name, "has_page": forms.is_owner(name), "cost": cost, "idle_ns": row.idle_ns}
 
 
 def _spend_charts(found: SpendOverTime, view: View) -> dict[str, Any]:
