@@ -78,11 +78,21 @@ def test_free_gpus_stand_in_groups_and_held_ones_first(fleet):
     assert row[1] == f"{FREE} GPUs"
     assert row[2] == "node-0, node-1"
     assert row[4].startswith(f"{FREE * 24}.00 USD")
+    held = table_after(text, "Held, and doing nothing")[0][3]
+    assert re.search(r"^[\d.]+ USD an hour [\d.]+ USD a day [\d.]+ USD so far$", held), held
     rows = table_after(ask(fleet, "/idle?by=node")[1], "Held by nobody")
     assert [(cells[0], cells[1]) for cells in rows] == [("node-0", "3 GPUs"), ("node-1", "2 GPUs")]
     _, one_by_one = ask(fleet, "/idle?by=none")
     assert all(f"GPU-free-{number}" in one_by_one for number in range(FREE))
     assert ask(fleet, "/idle?by=color")[0] == 422
+
+
+def test_a_range_counts_gpus_once_and_their_episodes(fleet):
+    """How many GPUs were idle, and how often: the lines of the file."""
+    _, text = ask(fleet, f"/idle?period={MONTH}")
+    lines = len(read_csv(ask(fleet, f"/idle?period={MONTH}&format=csv")[1])) - 1
+    assert re.search(rf"Idle in {MONTH} \d+ GPUs {lines} episodes, ", Page(text).text)
+    assert "Held by nobody at some time, each GPU counted once" in text
 
 
 @pytest.mark.parametrize(

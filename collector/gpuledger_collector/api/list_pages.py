@@ -56,7 +56,6 @@ from gpuledger_collector.services.runs import (
     list_runs,
     read_job,
 )
-from gpuledger_common.plurals import plural
 
 SHOWN = 100
 """Rows of a page; CSV has all of them."""
@@ -188,7 +187,7 @@ def idle_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -
         listed=len(listed.items),
         left_out=len(rows.items) - len(shown) + max(len(free) - SHOWN, 0),
         count=len(found.items),
-        counted=reports.count_gpus(found.items) if is_now else plural(len(found.items), "finding"),
+        counted=reports.count_gpus(found.items),
         ongoing=len(found.ongoing.items),
         so_far=found.costs,
         per_day=found.per_day,

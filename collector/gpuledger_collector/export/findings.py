@@ -224,6 +224,7 @@ def idle_facts(
         "per_hour": (
             None if currency is None or per_day is None else micro(round(per_day / 24), currency)
         ),
+        "per_day": None if currency is None or per_day is None else micro(per_day, currency),
         "command": command,
         "advice": advised,
         "others": IDLE.others(ON_CARD, finding),
@@ -250,9 +251,10 @@ def free_facts(group: FreeGroup, by: str) -> dict[str, Any]:
 
 
 def count_gpus(findings: Sequence[NamedFinding]) -> str:
-    """How many GPUs are idle: `5 GPUs, 1 MIG slice`."""
-    slices = sum(finding.is_slice for finding in findings)
-    return gpus_and_slices(len(findings) - slices, slices)
+    """How many GPUs are idle, each once however often it was: `5 GPUs, 1 MIG slice`."""
+    is_slice = {finding.subject: finding.is_slice for finding in findings}
+    slices = sum(is_slice.values())
+    return gpus_and_slices(len(is_slice) - slices, slices)
 
 
 def gpus_and_slices(gpus: int, slices: int) -> str:
