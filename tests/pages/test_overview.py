@@ -15,11 +15,14 @@ import pytest
 from fakes.collector import running
 from fakes.fleet import DAY, HOUR, Held
 from fakes.pages import Page
-from gpuledger_collector.accounting.period import parse_instant
+from gpuledger_collector.accounting.period import format_instant, parse_instant
 from gpuledger_collector.api import pages
-from gpuledger_collector.api.auth.principal import Denied, Principal
+from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
+from gpuledger_collector.api.fleet_map_page import fleet_page
 from gpuledger_collector.api.page_routes import View
+from gpuledger_collector.export.fleet_map import MapAddress
 from gpuledger_collector.export.spend import name_unpaid
+from gpuledger_collector.insight.fleet_map import ColorBy
 from gpuledger_collector.insight.pool_outlook import Outlook, PoolOutlook
 
 from .conftest import HOSTILE
@@ -69,7 +72,7 @@ def test_its_amounts_are_those_of_the_chargeback(rated, run, overview):
             ),
         }
     assert HOSTILE in page.text
-    assert "not proven yet" in page.text
+    assert re.search(r"not proven yet as a whole; \d+ rated days add up", page.text), page.text
     # Of a young fleet nearly half of the first minutes is on its way.
     assert (
         "GPU-hours were not, those included that agents have yet to send, and are shown as"
@@ -197,6 +200,18 @@ def test_corrections_of_closed_months_are_named(rated, run, reads):
     page = Page(overview_text(reads, pages.HourlyCache(Outlook)))
     assert page.faults == []
     assert f"{lines} lines correct months that are closed (0.00 USD in sum)" in page.text
+    closed = Page(
+        pages.overview_page(
+            reads, pages.HourlyCache(Outlook), "", View.narrow(ANYBODY, {"period": "2025-10"})
+        ).body.decode()
+    )
+    assert f"{lines} lines correct 2025-10 since it was closed (0.00 USD in sum)" in closed.text
+    billed_in = format_instant(booked_ms)[:7]
+    assert f"are billed in {billed_in}" in closed.text
+    assert f"/?period={billed_in}" in closed.links
+    assert "this month" not in closed.text
+    assert "fleet's GPU-time in 2025-10 was observed" in closed.text
+    assert "since it was closed" not in page.text
     (table,) = [one for one in page.tables if one.rows[0][-1] == "cost, USD"]
     (row,) = [line for line in table.rows if line[0].startswith("corrections of 2025-10")]
     assert row[0].endswith("1.0 GPU-hours moved from one row to another")
@@ -451,6 +466,46 @@ def test_gpus_of_a_silent_node_are_not_counted_as_well(fleet, overview, reads):
         page = Page(overview())
         assert page.faults == []
         assert f"Fleet health {health} " in page.text, page.text
+
+
+def test_a_node_with_a_sick_gpu_stands_first(fleet, overview, reads):
+    """Its agent is well and was heard last; the node is degraded all the same."""
+    for number, node in ((1, "a-well"), (2, "b-sick"), (3, "c-well")):
+        fleet.capacity(number, 30 * DAY, node=node)
+    fleet.connection.execute(
+        "UPDATE accelerator SET health = CASE uuid WHEN 'GPU-0002' THEN 'degraded' ELSE 'ok' END,"
+        " health_cause = CASE uuid WHEN 'GPU-0002' THEN 'slowed by heat' ELSE '' END"
+    )
+    fleet.connection.execute(
+        "UPDATE node SET last_seen_at = to_timestamp(%s) + (name = 'b-sick')::int * interval '1"
+        " second'",
+        (reads.now_ms / 1000 - 60,),
+    )
+    page = Page(overview())
+    assert page.faults == []
+    assert [row[:2] for row in page.table("node").rows[1:]] == [
+        ["b-sick", "degraded"],
+        ["a-well", "ok"],
+        ["c-well", "ok"],
+    ]
+    drawn = fleet_page(reads, MapAddress(None, ColorBy.STATE, "", None, None), View(ANYBODY))
+    assert "degraded : 1 accelerator on b-sick : slowed by heat" in Page(drawn.body.decode()).text
+
+
+def test_a_budget_that_is_spent_says_by_how_much(rated, run, written, overview, reads):
+    """Over it now; its name links to what its owner spends on its days, and the marks are named."""
+    budget = '[[budget]]\nname = "small"\nteam = "vision"\nperiod = "month"\namount = 10\n'
+    code, _, err = run("apply", written("budgets.toml", budget + 'currency = "USD"\n'))
+    assert code == 0, err
+    page = Page(overview())
+    spent = re.search(r"([\d.]+) of 10\.00 USD", page.text)
+    assert spent is not None
+    assert f"Over by {Decimal(spent[1]) - 10:,.2f} USD" in page.text
+    assert "/spend?team=vision&from=2025-10-01&to=2025-11-01" in page.links
+    assert "The line across a bar is the budget" in page.text
+    view = View(Principal("admin", "a"))
+    statement = pages.statement_page(reads, "team", "vision", "2025-10", view).body.decode()
+    assert "Over by" not in Page(statement).text, "a statement that was sent stays the same bytes"
 
 
 def test_a_budget_stands_with_its_own_days_beside_the_bill(rated, run, written, overview, reads):

@@ -56,6 +56,14 @@ class CorrectionSum:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaterCorrections(CorrectionSum):
+    """Corrections of a period's closed days that a later month bills."""
+
+    month: str
+    """In which they are billed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Invoice:
     """What one owner is billed for a closed month: the exact amount and the minor units that were
     booked.

@@ -302,6 +302,7 @@ def _ledger_facts(found: Overview, view: View, month: str, now_ms: int) -> dict[
         "nothing": found.nothing,
         "absence": found.absence,
         "corrected": found.corrections,
+        "corrected_later": found.later_corrections,
         "trust": forms.trust(rated.checks, rated.proof),
         "closed": rated.closed_months[-1] if rated.closed_months else None,
     }
@@ -505,6 +506,8 @@ def ended_pools(outlook: Outlook | None) -> Sequence[tuple[str, int]]:
 
 def _node_facts(node: FleetNode, now_ms: int) -> dict[str, Any]:
     state = node.state(now_ms)
+    if state == "ok" and node.healths:
+        state = ", ".join(node.healths)
     return {
         "name": node.name,
         "seen": f"{lasting(now_ms - node.seen_ms)} ago",

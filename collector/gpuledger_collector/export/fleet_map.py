@@ -37,6 +37,7 @@ from gpuledger_collector.insight.fleet_map import (
     NOT_RATED,
     OK,
     OTHER_TEAMS,
+    SICK,
     UNKNOWN,
     USES,
     ColorBy,
@@ -84,6 +85,8 @@ MOST_ROWS = 300
 """Rows of a table; the others are added up in one."""
 MOST_NAMED = 8
 """Names after a count of what needs attention."""
+MOST_CAUSES = 3
+"""Different reasons after them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,7 +506,9 @@ def group_rows(
 
 @dataclass(frozen=True, slots=True)
 class TroubleRow:
-    """What needs attention: the word, how many, on how many nodes, and the first of them."""
+    """What needs attention: the word, how many, on how many nodes, and the first of them; `causes`
+    are the first reasons that nodes report.
+    """
 
     name: str
     css: str
@@ -511,6 +516,7 @@ class TroubleRow:
     nodes: int
     links: tuple[tuple[str, str], ...]
     left_out: int
+    causes: tuple[str, ...]
 
 
 def trouble_rows(fleet: FleetMap, here: MapAddress) -> list[TroubleRow]:
@@ -525,8 +531,15 @@ def _trouble(name: str, items: Sequence[MappedAccelerator], here: MapAddress) ->
         for pool, node in nodes[:MOST_NAMED]
     )
     css = CLASSES.get({"silent node": UNOBSERVED, "held idle": IDLE}.get(name, name), "")
+    causes = tuple(dict.fromkeys(item.cause for item in items if item.cause))
     return TroubleRow(
-        name, f"m-{css}", len(items), len(nodes), links, max(0, len(nodes) - MOST_NAMED)
+        name=name,
+        css=f"m-{css}",
+        accelerators=len(items),
+        nodes=len(nodes),
+        links=links,
+        left_out=max(0, len(nodes) - MOST_NAMED),
+        causes=causes[:MOST_CAUSES] if name in SICK else (),
     )
 
 

@@ -36,12 +36,13 @@ from gpuledger_collector.export import html, plots
 from gpuledger_collector.export.chargeback import source_text, waste_line
 from gpuledger_collector.export.disputes import amounts, days_text
 from gpuledger_collector.export.fair_share import shares_report
-from gpuledger_collector.export.findings import STATES
+from gpuledger_collector.export.findings import STATES, advice
 from gpuledger_collector.export.list_form import ListForm
 from gpuledger_collector.export.shortened import is_rest, shorten_report
 from gpuledger_collector.export.site import (
     ANOMALIES,
     IDLE,
+    SPEND,
     Site,
     address,
     anchor,
@@ -51,6 +52,7 @@ from gpuledger_collector.export.site import (
 )
 from gpuledger_collector.export.spend import name_unpaid
 from gpuledger_collector.insight.findings import NamedFinding
+from gpuledger_collector.insight.notifications.finding_rules import RECLAIMABLE_STATES
 from gpuledger_common.plurals import plural
 
 SHARES = shares_report(1)
@@ -237,7 +239,7 @@ def trust(
         "is_rated": bool(checks),
         "is_broken": proof.standing is Standing.broken,
         "standing": CLOSED_PROOF if is_closed and not proof.broken else proof.sentence,
-        "short": proof.short,
+        "short": _short_proof(checks, proof),
         "is_imported": any(check.imported_ns for check in checks),
         "coverage": (
             None
@@ -246,6 +248,17 @@ def trust(
         ),
         "unobserved_ns": unobserved,
     }
+
+
+def _short_proof(checks: Sequence[ConservationCheck], proof: PeriodProof) -> str:
+    """What the proof said, in few words; where it was never asked, what each day's check said."""
+    if proof.asked_ms is not None or proof.broken:
+        return proof.short
+    failed = sum(not check.holds for check in checks)
+    if failed:
+        return f"{proof.short}; {plural(failed, 'rated day')} did NOT add up"
+    days = plural(len(checks), "rated day")
+    return f"{proof.short} as a whole; {days} {'adds' if len(checks) == 1 else 'add'} up"
 
 
 def budget_facts(status: Status) -> dict[str, Any]:
@@ -274,6 +287,8 @@ def budget_facts(status: Status) -> dict[str, Any]:
         out = None if gone_ms is None else budget.calendar.date_of(gone_ms).isoformat()
         description += f", forecast {forecast} {budget.unit}"
     over = ahead is not None and ahead.middle_micro >= budget.amount_micro
+    over_now = None if spent is None else spent - budget.amount_micro
+    over_end = None if ahead is None else ahead.middle_micro - budget.amount_micro
     return {
         "name": budget.name,
         "owner": budget.owner_label,
@@ -286,6 +301,9 @@ def budget_facts(status: Status) -> dict[str, Any]:
         "days": _first_and_last(status.period, budget.calendar),
         "forecast": forecast,
         "out": out,
+        "over_now": budget.number(over_now) if over_now and over_now > 0 else None,
+        "over_end": budget.number(over_end, 0) if over_end and over_end > 0 else None,
+        "path": address(SPEND, {**budget.owner, **_range_of(status.period, budget.calendar)}),
         "state": (
             html.UNKNOWN
             if share is None
@@ -310,6 +328,14 @@ def budget_facts(status: Status) -> dict[str, Any]:
     }
 
 
+def _range_of(period: Period, calendar: Calendar) -> dict[str, str]:
+    """The days of a period as an address names them: the first one, and the one after the last."""
+    return {
+        "from": calendar.date_of(period.start_ms).isoformat(),
+        "to": calendar.date_of(period.end_ms).isoformat(),
+    }
+
+
 def finding_facts(finding: NamedFinding) -> dict[str, Any]:
     """A finding as a page shows it."""
     currency, odd = finding.currency, finding.kind == "anomaly"
@@ -323,6 +349,7 @@ def finding_facts(finding: NamedFinding) -> dict[str, Any]:
             finding.subject if odd else f"{finding.model or 'GPU'}, {finding.subject[:SHOWN_UUID]}"
         ),
         "sentence": evidence.get("sentence", "") if odd else "",
+        "advice": ("" if odd or finding.state in RECLAIMABLE_STATES else advice(finding)),
         "who": (
             " · ".join(part for part in (finding.team, "" if odd else finding.job) if part)
             or "nobody"

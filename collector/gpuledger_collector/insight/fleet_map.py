@@ -45,7 +45,7 @@ HEALTHS = (FAILED, DEGRADED, UNAVAILABLE, UNOBSERVED, UNKNOWN, OK)
 USES = ("unused", "up to 25 %", "up to 50 %", "up to 75 %", "more than 75 %")
 """Bands of the busy part of held time."""
 _HELD = frozenset(HELD_STATES)
-_SICK = frozenset({FAILED, DEGRADED})
+SICK = frozenset({FAILED, DEGRADED})
 _TROUBLES = frozenset({UNAVAILABLE, UNOBSERVED, FAILED, DEGRADED})
 OTHER_TEAMS = "(other teams)"
 MOST_TEAMS = 8
@@ -151,7 +151,7 @@ class MappedAccelerator:
             return ""
         if self.is_silent:
             return "silent node"
-        if self.is_now and self.health in _SICK:
+        if self.is_now and self.health in SICK:
             return self.health
         state = self.prevailing_state
         return state if state in _TROUBLES else ""

@@ -126,6 +126,8 @@ class FleetNode:
     gpus: int
     slices: int
     """How many of its accelerators are a part of a device (MIG)."""
+    healths: Sequence[str] = ()
+    """What its accelerators that are not well are (degraded, say), as its agent said last."""
 
     def state(self, now_ms: int) -> str:
         """Its status, or `silent` where a sign of life was expected."""

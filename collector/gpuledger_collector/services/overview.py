@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from gpuledger_collector.accounting.budget_status import Status
 from gpuledger_collector.accounting.chargeback import Report
-from gpuledger_collector.accounting.closing import CorrectionSum
-from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.accounting.closing import CorrectionSum, LaterCorrections
+from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
 from gpuledger_collector.accounting.rated_period import RatedPeriod
 from gpuledger_collector.accounting.spend_over_time import SpendOverTime
 from gpuledger_collector.accounting.spend_series import MOST_DAYS
@@ -56,6 +56,7 @@ class Overview:
     absence: Absence | None
     """What of the question explains that."""
     corrections: Sequence[CorrectionSum]
+    later_corrections: Sequence[LaterCorrections]
     idle: FindingList
     idle_holders: Sequence[IdleHolder]
     anomalies: FindingList
@@ -117,13 +118,31 @@ def read_overview(
         nothing=None if direct.rows else _nothing(connection, rated, absence),
         absence=absence,
         corrections=overview.corrections(connection, period) if owner is None else [],
+        later_corrections=(
+            _later_corrections(connection, period, calendar) if owner is None else []
+        ),
         idle=idle,
         idle_holders=list_idle_holders(connection, idle, now_ms),
         anomalies=list_findings(connection, "anomaly", week, viewer, shown),
         budgets=standings(connection, now_ms, viewer, shown),
-        nodes=overview.nodes(connection) if owner is None else [],
+        nodes=overview.nodes(connection, now_ms - SILENT_MS) if owner is None else [],
         first_heard=first_heard(connection, now_ms - DAY_MS) if owner is None else [],
     )
+
+
+def _later_corrections(
+    connection: Connection, period: Period, calendar: Calendar
+) -> list[LaterCorrections]:
+    """Corrections of a period that later months bill, by month and currency."""
+    sums: dict[tuple[str, str], tuple[int, int]] = {}
+    for booked_ms, part in overview.corrections_by_booked_day(connection, period):
+        key = calendar.month_of(booked_ms), part.currency
+        lines, micro = sums.get(key, (0, 0))
+        sums[key] = lines + part.lines, micro + part.micro
+    return [
+        LaterCorrections(month=month, currency=currency, lines=lines, micro=micro)
+        for (month, currency), (lines, micro) in sums.items()
+    ]
 
 
 def _nothing(

@@ -61,6 +61,25 @@ def corrections(connection: Connection, period: Period) -> list[CorrectionSum]:
     )
 
 
+def corrections_by_booked_day(
+    connection: Connection, period: Period
+) -> list[tuple[int, CorrectionSum]]:
+    """Sum corrections of the period's closed days that are booked after it, by the day on which
+    they are and by currency.
+    """
+    rows = select(
+        connection,
+        "SELECT booked_day_ms, currency, count(*) AS lines, sum(cost_micro)::bigint AS micro FROM"
+        " correction WHERE day_ms >= %s AND day_ms < %s AND booked_day_ms >= %s AND currency IS NOT"
+        " NULL GROUP BY 1, 2 ORDER BY 1, 2",
+        (period.start_ms, period.end_ms, period.end_ms),
+    )
+    return [
+        (row.booked_day_ms, CorrectionSum(currency=row.currency, lines=row.lines, micro=row.micro))
+        for row in rows
+    ]
+
+
 _BOARDS = "count(DISTINCT coalesce(nullif(a.device_uuid, ''), a.uuid))"
 """Whole devices: the slices of one are one."""
 
@@ -102,21 +121,25 @@ def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
     )
 
 
-def nodes(connection: Connection) -> list[FleetNode]:
-    """List the nodes that need attention first, at most MOST_NODES."""
+def nodes(connection: Connection, silent_before_ms: int) -> list[FleetNode]:
+    """List the nodes that need attention first, at most MOST_NODES: those whose status is not ok,
+    that were last seen before that instant, or with an accelerator that is not well.
+    """
     return select_as(
         connection,
         FleetNode,
         f"""
         SELECT n.name, floor(extract(epoch FROM n.last_seen_at) * 1000)::bigint AS seen_ms, n.status,
             n.status_detail AS detail, {_BOARDS} AS gpus,
-            count(a.id) FILTER (WHERE a.gpu_micro < {MICRO}) AS slices
+            count(a.id) FILTER (WHERE a.gpu_micro < {MICRO}) AS slices,
+            array_remove(array_agg(DISTINCT a.health) FILTER (WHERE a.health NOT IN ('ok', 'unknown')), NULL) AS healths
         FROM node n LEFT JOIN capacity c ON c.node_id = n.id AND c.out_ms IS NULL
             LEFT JOIN accelerator a ON a.id = c.accelerator_id
         WHERE n.status <> 'retired'
-        GROUP BY n.id ORDER BY (n.status <> 'ok') DESC, n.last_seen_at, n.name LIMIT %s
+        GROUP BY n.id ORDER BY (n.status <> 'ok' OR extract(epoch FROM n.last_seen_at) * 1000 < %s
+            OR count(a.id) FILTER (WHERE a.health NOT IN ('ok', 'unknown')) > 0) DESC, n.last_seen_at, n.name LIMIT %s
         """,
-        (MOST_NODES,),
+        (silent_before_ms, MOST_NODES),
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuledger_collector.export.findings import advice
+from gpuledger_collector.export.findings import advice, count_gpus
 from gpuledger_collector.export.statement import finding_facts
 from gpuledger_collector.insight.findings import NamedFinding
 
@@ -53,3 +53,18 @@ def test_a_broken_gpu_is_not_offered():
         "Nobody holds it, and it is degraded: a row remap waits for a reset."
     )
     assert advice(replace(degraded, resolved_ms=1)) == ""
+
+
+def test_what_is_not_to_be_given_back_says_why():
+    """As the list of idle GPUs does; what a command ends needs no advice."""
+    waiting = replace(FREE, state="data_starved", team="vision")
+    assert finding_facts(waiting)["advice"] == "Keep the GPU; its job waits for its input."
+    assert finding_facts(replace(waiting, resolved_ms=1))["advice"] == ""
+    assert finding_facts(replace(waiting, state="gone_idle"))["advice"] == ""
+
+
+def test_a_gpu_that_was_free_twice_is_one_gpu():
+    """In a month it was idle in two episodes."""
+    other = replace(FREE, key="idle:3", subject="GPU-0002", gpu_micro=500_000)
+    episodes = [FREE, replace(FREE, key="idle:2"), other, replace(other, key="idle:4")]
+    assert count_gpus(episodes) == "1 GPU, 1 MIG slice"
