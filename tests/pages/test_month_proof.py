@@ -1,5 +1,5 @@
 """Overview, statements and assistants say what the proof said when it was asked, and never a flag
-of rating.
+of rating in its place.
 """
 
 import re

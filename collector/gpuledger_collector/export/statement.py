@@ -251,14 +251,15 @@ def trust(
 
 
 def _short_proof(checks: Sequence[ConservationCheck], proof: PeriodProof) -> str:
-    """What the proof said, in few words; where it was never asked, what each day's check said."""
-    if proof.asked_ms is not None or proof.broken:
+    """What the proof said, in few words; where it was never asked, also what each day's check said
+    when it was rated.
+    """
+    if proof.asked_ms is not None or proof.broken or not checks:
         return proof.short
     failed = sum(not check.holds for check in checks)
     if failed:
-        return f"{proof.short}; {plural(failed, 'rated day')} did NOT add up"
-    days = plural(len(checks), "rated day")
-    return f"{proof.short} as a whole; {days} {'adds' if len(checks) == 1 else 'add'} up"
+        return f"{proof.short}; {plural(failed, 'day')} did NOT add up when rated"
+    return f"{proof.short} as a whole; {plural(len(checks), 'day')} added up when rated"
 
 
 def budget_facts(status: Status) -> dict[str, Any]:
