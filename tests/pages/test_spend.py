@@ -17,6 +17,7 @@ from gpuledger_collector.accounting.spend_series import GROUPINGS
 from gpuledger_collector.api import spend_page
 from gpuledger_collector.api.auth.principal import ANYBODY, Principal
 from gpuledger_collector.api.page_routes import View
+from gpuledger_collector.services.team_numbers import number_teams
 
 from .conftest import HOSTILE
 
@@ -64,6 +65,69 @@ def test_its_amounts_are_those_of_the_chargeback(rated, run, reads):
             assert amount(table.rows[-1][-1]) == total, (by, currency)
             assert sum(amount(row[-1]) for row in table.rows[1:-1]) == total, (by, currency)
     assert HOSTILE in Page(ask(reads, by="team", **OCTOBER)).text
+
+
+def test_each_day_is_a_row_and_they_add_up(rated, reads):
+    """To what owners pay and what nobody does; one sentence says on which day owners paid most."""
+    page = Page(ask(reads, by="team", **OCTOBER))
+    for currency in ("USD", "EUR"):
+        (days,) = [
+            table.rows for table in page.tables if table.rows[0][-1] == f"its part, {currency}"
+        ]
+        assert days[0][:3] == ["day", "billed to owners", "nobody pays"]
+        (teams,) = [
+            table.rows
+            for table in page.tables
+            if (table.rows[0][0], table.rows[0][-1]) == ("team", f"cost, {currency}")
+        ]
+        for column in (1, 2):
+            total = amount(days[-1][column])
+            assert sum(amount(row[column]) for row in days[1:-1]) == total
+            unpaid = column == 2
+            assert total == sum(
+                amount(row[-1]) for row in teams[1:-1] if row[0].endswith("nobody pays") == unpaid
+            )
+        dearest = max(days[1:-1], key=lambda row: amount(row[1]))
+        said = f"Owners paid most on {dearest[0]}: {dearest[1]} {currency}, of it {dearest[-2]}"
+        assert said in re.sub(" (?=[:,.])", "", page.text)
+    # The label of a bar, too.
+    label = rf"{dearest[0]}: {dearest[1]} EUR billed to owners, [0-9.,]+ nobody pays<"
+    assert re.search(label, ask(reads, by="team", **OCTOBER))
+
+
+def test_the_oldest_of_many_days_are_one_row(rated, reads, monkeypatch):
+    """The table has a bound, and still adds up."""
+    whole = Page(ask(reads, by="team", **OCTOBER))
+    monkeypatch.setattr(spend_page, "MOST_ROWS", 6)
+    page = Page(ask(reads, by="team", **OCTOBER))
+    (cut, days) = (
+        next(table.rows for table in each.tables if table.rows[0][-1] == "its part, USD")
+        for each in (page, whole)
+    )
+    assert len(cut) == 2 + 6 < len(days)
+    assert cut[1][0] == f"{len(days) - 2 - 5} days before"
+    assert cut[2:] == days[-6:]
+    assert sum(amount(row[1]) for row in cut[1:-1]) == amount(cut[-1][1])
+
+
+def test_a_team_keeps_its_color(rated, reads):
+    """In every range and for every reader: as on the map of the fleet."""
+
+    def color(who=ANYBODY, **dates):
+        text = ask(reads, who, by="team", **dates)
+        return set(re.findall(r'<rect class="([^"]*)"[^>]*/></svg>vision<', text))
+
+    month = color(**OCTOBER)
+    assert len(month) == 1
+    for dates in (
+        {"start": f"2025-10-{day:02}", "end": f"2025-10-{day + 1:02}"} for day in (1, 2, 3, 31)
+    ):
+        if dates["end"] == "2025-10-32":
+            dates["end"] = "2025-11-01"
+        assert color(**dates) == color(VISION, **dates) == month, dates
+    with reads.database.transaction(read_only=True) as connection:
+        number = number_teams(connection)["vision"]
+    assert month == {f"group-{number}"}
 
 
 def test_the_file_adds_up_to_the_page(rated, reads):

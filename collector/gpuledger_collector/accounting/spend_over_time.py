@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuledger_collector.accounting.budget_status import Status
@@ -14,6 +14,7 @@ from gpuledger_collector.accounting.spend_series import (
     CORRECTION,
     Series,
     SpendRow,
+    StepSpend,
     sum_rows,
 )
 
@@ -30,6 +31,8 @@ class CurrencySpend:
     currency: str
     rows: Sequence[SpendRow]
     series: Sequence[Series]
+    steps: Sequence[StepSpend]
+    """What each bucket cost."""
     standing: Status
     budgets: Sequence[Status]
     flow: CostFlow | None
@@ -67,6 +70,8 @@ class SpendOverTime:
     unpriced_ns: int
     has_inventory: bool
     notes: Sequence[str]
+    team_numbers: Mapping[str, int]
+    """Number of each team of the ledger, by when it came; its color follows from it."""
 
     def amount_at(self, spend: CurrencySpend, at: int) -> Money:
         """What a bucket cost."""

@@ -9,7 +9,7 @@ booked.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -98,6 +98,20 @@ class Series:
     def total_micro(self) -> int:
         """The sum of what is known."""
         return sum(micro or 0 for micro in self.micros)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpend:
+    """What a bucket cost: the part of those who pay, of nobody, and of corrections of closed months,
+    each rounded so that the buckets of a range add up to its rows.
+    """
+
+    billed: Money
+    nobody: Money
+    corrections: Money
+    largest: str | None
+    """The group that paid most of it; None: nobody paid."""
+    largest_cost: Money
 
 
 def choose_step(calendar: Calendar, period: Period) -> str:
@@ -349,6 +363,55 @@ def make_series(
         for (name, kind), buckets in sorted(sums.items(), key=lambda item: order[item[0][1]])
         if any(buckets.values())
     ]
+
+
+def largest_in_buckets(
+    cells: Iterable[SpendCell], by: str, currency: str
+) -> dict[int, tuple[str, int]]:
+    """The group that paid most in each bucket in which anybody did, and what it paid, in
+    micro-units; of equals the first by name.
+    """
+    sums: dict[int, dict[str, int]] = defaultdict(dict)
+    for cell in split_idle(cells) if by == STATE else cells:
+        name, kind = _state_of(cell) if by == STATE else name_of_cell(cell, by)
+        if cell.currency == currency and kind == BILLED:
+            own = sums[cell.bucket]
+            own[name] = own.get(name, 0) + cell.cost_micro
+    dearest = {
+        at: min(own.items(), key=lambda item: (-item[1], item[0])) for at, own in sums.items()
+    }
+    return {at: (name, micro) for at, (name, micro) in dearest.items() if micro > 0}
+
+
+def make_steps(
+    series: Sequence[Series],
+    rows: Sequence[SpendRow],
+    largest: Mapping[int, tuple[str, int]],
+    currency: str,
+    buckets: int,
+) -> list[StepSpend]:
+    """What each of the buckets cost; they add up to the direct cost of the rows."""
+
+    def parts_of(kinds: Collection[str]) -> list[Money]:
+        own = [each.micros for each in series if each.kind in kinds]
+        micros = [sum(each[at] or 0 for each in own) for at in range(buckets)]
+        whole = sum(row.cost.minor for row in rows if row.kind in kinds)
+        # What nothing was charged in has no part of what is rounded.
+        places = [at for at, micro in enumerate(micros) if micro] or list(range(buckets))
+        minors = round_to_sum([micros[at] for at in places], minor_unit(currency), whole)
+        minor_at = dict(zip(places, minors, strict=True))
+        return [Money(micro, currency, minor_at.get(at, 0)) for at, micro in enumerate(micros)]
+
+    columns = zip(
+        *(parts_of(kinds) for kinds in ((BILLED, REST), (NOBODY,), (CORRECTION,))), strict=True
+    )
+    steps = []
+    for at, (billed, nobody, corrections) in enumerate(columns):
+        name, micro = largest.get(at, (None, 0))
+        # Whoever pays all of it pays what is printed of all of it.
+        cost = billed if micro == billed.micro else Money(micro, currency)
+        steps.append(StepSpend(billed, nobody, corrections, name, cost))
+    return steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -401,7 +401,7 @@ def _spend_charts(found: SpendOverTime, view: View) -> dict[str, Any]:
     return {
         each.currency: {
             "bars": spend.bars(found, each, links.of_part),
-            "legend": spend.legend(each.series, found.by),
+            "legend": spend.legend(found, each),
         }
         for each in found.currencies
     }

@@ -243,8 +243,9 @@ def _currency_facts(
         "bars": spend.bars(found, each, links.of_part),
         "running": spend.running_total(found, each),
         "ahead": each.standing.ahead,
-        "legend": spend.legend(each.series, found.by),
-        "rows": spend.row_facts(each, found.by, links.of_part, MOST_ROWS),
+        "legend": spend.legend(found, each),
+        "rows": spend.row_facts(found, each, links.of_part, MOST_ROWS),
+        "steps": spend.step_facts(found, each, links.of_part, MOST_ROWS),
         "total": total,
         "has_shares": total.shared is not None,
         "budgets": [

@@ -34,6 +34,8 @@ from gpuledger_collector.accounting.spend_series import (
     WEEK,
     Series,
     SpendAmount,
+    StepSpend,
+    add_moneys,
     shorten_rows,
 )
 from gpuledger_collector.accounting.state_words import word_of
@@ -49,9 +51,12 @@ from gpuledger_collector.export.spend_plots import (
     draw_flow,
     draw_running_total,
 )
+from gpuledger_collector.insight.fleet_map import MOST_TEAMS
 from gpuledger_common.plurals import plural
 
 SPEND = "/spend"
+SHADES = 3
+"""Of each color of teams."""
 OTHERS, CORRECTIONS = "others", "corrections"
 
 AMOUNTS = Report[SpendAmount](
@@ -94,20 +99,32 @@ def name_unpaid(row: str) -> str:
     return word_of(row.strip("()").replace(" ", "_"))
 
 
-def css_of(series: Sequence[Series], by: str) -> dict[tuple[str, str], str]:
-    """The CSS class of each series by its name and kind: states have their own colors."""
+def css_of(
+    series: Sequence[Series], by: str, team_numbers: Mapping[str, int]
+) -> dict[tuple[str, str], str]:
+    """The CSS class of each series by its name and kind: states have their own colors, and so has
+    each team, by its number, as on the map of the fleet.
+    """
     classes, number = {}, 0
     for each in series:
         if each.kind == CORRECTION:
             css = "fill-correction"
         elif by == STATE:
             css = f"state-{each.name}"
+        elif by == "team" and each.name in team_numbers:
+            css = team_css(team_numbers[each.name])
         elif each.kind == BILLED:
             css, number = f"group-{number}", number + 1
         else:
             css = "group-rest" if each.kind == REST else "fill-nobody"
         classes[each.name, each.kind] = css
     return classes
+
+
+def team_css(number: int) -> str:
+    """The CSS classes of the color of a team: of those that share one, each has another shade."""
+    shade = number // MOST_TEAMS % SHADES
+    return f"group-{number % MOST_TEAMS}" + (f" shade-{shade}" if shade else "")
 
 
 def bucket_label(bucket: Period, step: str, calendar: Calendar) -> str:
@@ -146,16 +163,16 @@ def _clock(at_ms: int, calendar: Calendar) -> str:
 
 def bars(found: SpendOverTime, spend: CurrencySpend, link: LinkOf) -> Markup:
     """The chart of a currency: a stacked bar for each bucket."""
-    classes = css_of(spend.series, found.by)
+    classes = css_of(spend.series, found.by, found.team_numbers)
     drawn = [_bar(found, spend, at, classes, link) for at in range(len(found.buckets))]
-    known = [found.amount_at(spend, at) for at, is_known in enumerate(found.is_known) if is_known]
+    known = [spend.steps[at].billed for at, is_known in enumerate(found.is_known) if is_known]
     a_step = f"a{'n' if found.step == HOUR else ''} {found.step}"
     words = "nothing of it is rated"
     if known:
         known.sort(key=lambda amount: amount.micro)
         words = (
             f"{plural(len(known), found.step)}, from {known[0].estimate()} to"
-            f" {known[-1].estimate()} {spend.currency} {a_step}"
+            f" {known[-1].estimate()} {spend.currency} {a_step} billed to owners"
         )
     title = f"Spend by {found.step} in {spend.currency}"
     return draw_bars(drawn, title, words, f"{spend.currency} {a_step}")
@@ -187,8 +204,82 @@ def _bar(
         for each, amount in parts
         if amount.micro
     ]
-    title = f"{name}: {found.amount_at(spend, at).grouped()} {currency}"
+    title = f"{name}: {step_words(spend.steps[at])}"
     return Bar(label, segments, title, link(at, None))
+
+
+def step_words(step: StepSpend) -> str:
+    """What a bucket cost, in words: what owners pay and what nobody does are two amounts."""
+    words = f"{step.billed.grouped()} {step.billed.currency} billed to owners"
+    if step.nobody.minor:
+        words += f", {step.nobody.grouped()} nobody pays"
+    if step.corrections.minor:
+        words += f", {step.corrections.grouped()} corrections"
+    return words
+
+
+def step_facts(
+    found: SpendOverTime, spend: CurrencySpend, link: LinkOf, most: int
+) -> Mapping[str, Any]:
+    """The table of what each bucket cost, newest last, and the bucket that cost owners most.
+
+    What is left over of the oldest is one row, so that the rows add up.
+    """
+    shown = [
+        at
+        for at, step in enumerate(spend.steps)
+        if found.is_known[at] or step.billed.micro or step.nobody.micro or step.corrections.micro
+    ]
+    cut = 0 if len(shown) <= most else len(shown) - most + 1
+    rows = [_step_row(found, spend, at, link) for at in shown[cut:]]
+    if cut:
+        sums = _add_steps([spend.steps[at] for at in shown[:cut]], spend.currency)
+        rows.insert(
+            0,
+            {
+                "name": f"{plural(cut, found.step)} before",
+                "link": "",
+                "step": sums,
+                "largest": None,
+            },
+        )
+    dearest = max(shown, key=lambda at: spend.steps[at].billed.micro, default=None)
+    if dearest is not None and spend.steps[dearest].billed.micro <= 0:
+        dearest = None
+    return {
+        "rows": rows,
+        "dearest": None if dearest is None else _step_row(found, spend, dearest, link),
+        "total": _add_steps(spend.steps, spend.currency),
+        "has_nobody": any(step.nobody.minor for step in spend.steps),
+        "has_corrections": any(step.corrections.minor for step in spend.steps),
+        "unknown": sum(
+            not known and bucket.start_ms < (found.rated_ms or 0)
+            for known, bucket in zip(found.is_known, found.buckets, strict=True)
+        ),
+    }
+
+
+def _step_row(
+    found: SpendOverTime, spend: CurrencySpend, at: int, link: LinkOf
+) -> Mapping[str, Any]:
+    step, name = spend.steps[at], spend.steps[at].largest
+    return {
+        "name": bucket_label(found.buckets[at], found.step, found.calendar),
+        "link": link(at, None),
+        "step": step,
+        "largest": None if name is None else name_group(name, BILLED, found.by),
+        "largest_link": link(at, name) if name is not None and found.by in LEVELS else "",
+    }
+
+
+def _add_steps(steps: Sequence[StepSpend], currency: str) -> StepSpend:
+    return StepSpend(
+        add_moneys([step.billed for step in steps], currency),
+        add_moneys([step.nobody for step in steps], currency),
+        add_moneys([step.corrections for step in steps], currency),
+        None,
+        Money(0, currency),
+    )
 
 
 def running_total(found: SpendOverTime, spend: CurrencySpend) -> Markup | None:
@@ -324,18 +415,21 @@ def flow_facts(flow: CostFlow) -> Mapping[str, Any]:
     }
 
 
-def legend(series: Sequence[Series], by: str) -> list[tuple[str, str]]:
+def legend(found: SpendOverTime, spend: CurrencySpend) -> list[tuple[str, str]]:
     """The CSS class and the name of every series, as they lie from the bottom."""
-    classes = css_of(series, by)
+    classes = css_of(spend.series, found.by, found.team_numbers)
     return [
-        (classes[each.name, each.kind], name_group(each.name, each.kind, by, each.count))
-        for each in series
+        (classes[each.name, each.kind], name_group(each.name, each.kind, found.by, each.count))
+        for each in spend.series
     ]
 
 
-def row_facts(spend: CurrencySpend, by: str, link: LinkOf, most: int) -> list[Mapping[str, Any]]:
+def row_facts(
+    found: SpendOverTime, spend: CurrencySpend, link: LinkOf, most: int
+) -> list[Mapping[str, Any]]:
     """The rows of a table, each with its color in the chart and its link."""
-    classes = css_of(spend.series, by)
+    by = found.by
+    classes = css_of(spend.series, by, found.team_numbers)
     facts: list[Mapping[str, Any]] = []
     for row, count in shorten_rows(spend.rows, most):
         rest = classes.get(("", REST if row.kind == BILLED else row.kind), "")

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.ledger_rows import CapacityRow
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, join_periods
 from gpuledger_collector.accounting.quantity import GPU_MICRO
@@ -37,6 +36,7 @@ from gpuledger_collector.services.placements import (
     placements_of,
     with_stranded,
 )
+from gpuledger_collector.services.team_numbers import number_teams
 from gpuledger_collector.storage.billing import fleet_hours, reports
 from gpuledger_collector.storage.billing.fleet_hours import (
     HolderRow,
@@ -324,7 +324,6 @@ def _map_of(
     )
     finest = finest_grain(items)
     grain = finest if asked.grain is None else max(finest, asked.grain, key=GRAINS.index)
-    teams = fleet_hours.team_colors(connection) if asked.color is ColorBy.OWNER else ()
     return FleetMap(
         hour=hour,
         until_ms=until_ms,
@@ -334,7 +333,7 @@ def _map_of(
         grain=grain,
         finest=finest,
         items=items,
-        teams={row.team or UNATTRIBUTED: row.number for row in teams},
+        teams=number_teams(connection) if asked.color is ColorBy.OWNER else {},
         node_states=node_states or {},
         has_imports=not items and fleet_hours.has_imported_usage(connection),
         first_ms=fleet_hours.first_instant_ms(connection),

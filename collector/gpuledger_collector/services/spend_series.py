@@ -25,8 +25,10 @@ from gpuledger_collector.accounting.spend_series import (
     choose_step,
     cut_range,
     largest_groups,
+    largest_in_buckets,
     list_amounts,
     make_series,
+    make_steps,
     rows_by_state,
     rows_of_report,
     spread_over_hours,
@@ -39,6 +41,7 @@ from gpuledger_collector.services.chargeback import (
     read_chargeback,
     visible_lines,
 )
+from gpuledger_collector.services.team_numbers import number_teams
 from gpuledger_collector.storage.billing import budgets, reports, spend
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
@@ -69,20 +72,14 @@ def read_spend(
         is_known=frame.is_known,
         rated_ms=frame.rated_ms,
         currencies=[
-            CurrencySpend(
-                currency=currency,
-                rows=rows[currency],
-                series=make_series(cells, by, currency, rows[currency], frame.is_known),
-                standing=standings[currency],
-                budgets=_budgets(frame, currency, now_ms),
-                flow=make_flow(bill.report, currency),
-            )
+            _currency_spend(frame, bill.report, currency, rows[currency], cells, standings, now_ms)
             for currency in currencies
         ],
         unpriced_ns=sum(row.gpu_ns for row in bill.report.rows if row.currency is None),
         # Whoever sees one owner's part is told of no unallocated time at all.
         has_inventory=owner is not None or bill.has_inventory,
         notes=bill.notes,
+        team_numbers=number_teams(connection),
     )
 
 
@@ -167,6 +164,28 @@ def _rows(
     return currencies, {name: rows_of_report(report, name) for name in currencies}
 
 
+def _currency_spend(
+    frame: _Frame,
+    report: Report,
+    currency: str,
+    rows: Sequence[SpendRow],
+    cells: Sequence[SpendCell],
+    standings: Mapping[str, Status],
+    now_ms: int,
+) -> CurrencySpend:
+    series = make_series(cells, frame.by, currency, rows, frame.is_known)
+    largest = largest_in_buckets(cells, frame.by, currency)
+    return CurrencySpend(
+        currency=currency,
+        rows=rows,
+        series=series,
+        steps=make_steps(series, rows, largest, currency, len(frame.buckets)),
+        standing=standings[currency],
+        budgets=_budgets(frame, currency, now_ms),
+        flow=make_flow(report, currency),
+    )
+
+
 def _stored_name(shown: str, by: str) -> str:
     """The name as the ledger has it of a row of the chargeback."""
     if by in LEVELS:
@@ -180,8 +199,9 @@ def _cells(frame: _Frame, names: Sequence[str] | None) -> list[SpendCell]:
     with as_viewer(frame.connection, frame.owner):
         if frame.step != HOUR:
             return spend.spend_by_bucket(*asked, frame.buckets, names, frame.owner)
-        days = spend.spend_by_bucket(*asked, frame.days, names, frame.owner)
-        hours = spend.spend_by_hour(*asked, frame.buckets, names, frame.owner)
+        # Who paid most of a day need not have paid most of each of its hours.
+        days = spend.spend_by_bucket(*asked, frame.days, None, frame.owner)
+        hours = spend.spend_by_hour(*asked, frame.buckets, frame.owner)
     weights: dict[tuple[str, ...], dict[int, int]] = {}
     for cell in hours:
         weights.setdefault(weight_key(cell), {})[cell.bucket] = cell.cost_micro

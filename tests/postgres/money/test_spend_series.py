@@ -10,6 +10,7 @@ import pytest
 from fakes.fleet import NOW_MS
 from fakes.rich_ledger import CLOSED, OPEN, rich
 from fakes.surfaces import MONTHS, ledger
+from gpuledger_collector.accounting import spend_series
 from gpuledger_collector.accounting.chargeback import cost_by_payer
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.spend_series import GROUPINGS
@@ -88,6 +89,7 @@ def compare(ask, period, by, owner):
         assert {kind: micro for kind, micro in drawn.items() if micro} == {
             kind: micro for kind, micro in printed.items() if micro
         }
+        compare_steps(found, spend, cells)
         filed = defaultdict(lambda: [0, 0])
         for cell in cells:
             if cell.cost.currency == spend.currency:
@@ -96,6 +98,40 @@ def compare(ask, period, by, owner):
         assert {
             (row.name, row.kind): [row.cost.minor, row.cost.micro] for row in rows if row.cost.micro
         } == {key: sums for key, sums in filed.items() if any(sums)}
+
+
+def compare_steps(found, spend, cells):
+    """What each bucket cost adds up to the rows, and who paid most of it is told by the file."""
+    for kind, name in (
+        ("billed", "billed"),
+        ("nobody", "nobody"),
+        ("correction", "corrections"),
+    ):
+        own = [row.cost for row in spend.rows if row.kind == kind]
+        steps = [getattr(step, name) for step in spend.steps]
+        assert sum(step.minor for step in steps) == sum(cost.minor for cost in own), kind
+        assert sum(step.micro for step in steps) == sum(cost.micro for cost in own), kind
+    paid = defaultdict(dict)
+    for cell in cells:
+        if cell.cost.currency == spend.currency and cell.kind == "billed" and cell.cost.micro > 0:
+            paid[cell.bucket.start_ms][cell.name] = cell.cost.micro
+    for bucket, step in zip(found.buckets, spend.steps, strict=True):
+        own = paid.get(bucket.start_ms, {})
+        assert (step.largest_cost.micro, step.largest is None) == (
+            max(own.values(), default=0),
+            not own,
+        )
+        assert not own or own[step.largest] == step.largest_cost.micro
+
+
+def test_who_paid_most_of_a_day_need_not_be_large(ask, monkeypatch):
+    """A group that has no series of its own is named where it paid most."""
+    plain = [spend.steps for spend in ask(read_spend, OPEN, "team", NOW_MS).currencies]
+    assert len({step.largest for steps in plain for step in steps} - {None}) > 1
+    monkeypatch.setattr(spend_series, "MOST_SERIES", 0)
+    found = ask(read_spend, OPEN, "team", NOW_MS)
+    assert {each.kind for each in found.currencies[-1].series} & {"rest"}
+    assert [spend.steps for spend in found.currencies] == plain
 
 
 def test_a_closed_month_is_what_was_sealed(ask, dsn):

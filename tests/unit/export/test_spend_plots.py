@@ -6,6 +6,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuledger_collector.export import html
+from gpuledger_collector.export.spend import SHADES, team_css
 from gpuledger_collector.export.spend_plots import (
     FLOW_SCALE,
     Bar,
@@ -17,6 +19,7 @@ from gpuledger_collector.export.spend_plots import (
     draw_flow,
     draw_running_total,
 )
+from gpuledger_collector.insight.fleet_map import MOST_TEAMS
 
 RECT = re.compile(
     r'<rect class="([\w-]+)" x="[\d.]+" y="([\d.]+)" width="[\d.]+" height="([\d.]+)"'
@@ -106,3 +109,15 @@ def test_widths_of_a_flow_add_up(columns):
     leaving = [(y, size) for name, _, y, size in bands if name == "flow-capacity"]
     for (y, size), (following, _) in pairwise(leaving):
         assert abs(y + size - following) <= 0.011
+
+
+def test_teams_that_share_a_color_have_other_shades():
+    """The first two dozen teams of a ledger are told apart, and each style exists."""
+    styles = [team_css(number) for number in range(MOST_TEAMS * SHADES)]
+    assert len(set(styles)) == len(styles)
+    assert styles[0] == "group-0"
+    assert all(
+        f".{name} " in html.css() or f".{name}," in html.css()
+        for css in styles
+        for name in css.split()
+    )

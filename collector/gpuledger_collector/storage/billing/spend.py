@@ -22,10 +22,21 @@ _KEYS = {
     "state": "''",
 }
 _CELLS = """
-    SELECT CASE WHEN %(names)s::text[] IS NULL OR c.key = ANY(%(names)s) THEN c.key END AS key, c.state,
-        c.currency, c.correction_of, c.bucket, sum(c.cost_micro)::bigint AS cost_micro,
-        sum(c.idle_micro)::bigint AS idle_micro
-    FROM ({lines}) c GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5"""
+    WITH own AS MATERIALIZED (
+        SELECT key, state, currency, correction_of, bucket, sum(cost_micro) AS cost_micro,
+            sum(idle_micro) AS idle_micro
+        FROM ({lines}) line GROUP BY 1, 2, 3, 4, 5
+    ), dearest AS (
+        SELECT DISTINCT ON (currency, bucket) currency, bucket, key
+        FROM (SELECT currency, bucket, key, sum(cost_micro) AS cost FROM own
+            WHERE state = ANY(%(paid)s) AND correction_of = '' GROUP BY 1, 2, 3) paid
+        ORDER BY currency, bucket, cost DESC, key
+    )
+    SELECT CASE WHEN %(names)s::text[] IS NULL OR c.key = ANY(%(names)s)
+            OR (c.currency, c.bucket, c.key) IN (SELECT currency, bucket, key FROM dearest)
+        THEN c.key END AS key, c.state, c.currency, c.correction_of, c.bucket,
+        sum(c.cost_micro)::bigint AS cost_micro, sum(c.idle_micro)::bigint AS idle_micro
+    FROM own c GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5"""
 _LINES = """
     SELECT {key} AS key, l.state, l.currency, {correction_of} AS correction_of,
         width_bucket({day}, %(starts)s::bigint[]) - 1 AS bucket, coalesce(l.cost_micro, 0) AS cost_micro,
@@ -61,7 +72,8 @@ def spend_by_bucket(
 ) -> list[SpendCell]:
     """Sum what the days of each bucket bill, and the corrections booked in it, by one dimension.
 
-    `names` (as stored) are told apart, all others have no key; None: all are told apart. `owner`
+    `names` (as stored) and who paid most of a bucket are told apart, all others have no key; None:
+    all are told apart. `owner`
     (level -> value) reads that owner's lines alone. Buckets adjoin and consist of whole days.
     """
     own, values = _own(owner)
@@ -79,7 +91,6 @@ def spend_by_hour(
     connection: Connection,
     by: str,
     hours: Sequence[Period],
-    names: Sequence[str] | None,
     owner: Mapping[str, str] | None,
 ) -> list[SpendCell]:
     """Weigh each hour of the charges of some days, as if each were spread evenly over the time from
@@ -89,7 +100,7 @@ def spend_by_hour(
     """
     own, values = _own(owner)
     return _read_cells(
-        connection, _HOURS.format(key=_KEYS[by], amends=AMENDS, own=own), hours, names, values
+        connection, _HOURS.format(key=_KEYS[by], amends=AMENDS, own=own), hours, None, values
     )
 
 
@@ -117,6 +128,7 @@ def _read_cells(
         {
             **values,
             "names": None if names is None else list(names),
+            "paid": sorted(PAID_BY_OWNERS),
             "starts": [bucket.start_ms for bucket in buckets],
             "ends": [bucket.end_ms for bucket in buckets],
             "start": buckets[0].start_ms,
