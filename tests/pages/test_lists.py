@@ -222,7 +222,7 @@ FIELDS = {
     "/idle": {"q", "team", "node", "state", "by", "from", "to"},
     "/anomalies": {"q", "team", "by", "from", "to"},
     "/statements/{level}/{month}": {"q", "period", "by", "state"},
-    "/demand": {"q"},
+    "/demand": {"q", "model", "gpus"},
     "/trust": {"state", "from", "to"},
     "/fleet": {"at", "color", "by"},
     "/fleet/gpu/{gpu:name}": {"from", "to"},

@@ -1,5 +1,5 @@
-"""GET /demand and /trust: the demand of every pool with its forecast, and the proof that nothing
-was lost.
+"""GET /demand and /trust: the demand of every pool with its forecast, which GPUs are free by model,
+and the proof that nothing was lost.
 
 Both are about the entire fleet.
 """
@@ -7,8 +7,10 @@ Both are about the entire fleet.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Query, Response
 
 from gpuledger_collector.accounting.reconciliation import DatedCheck
 from gpuledger_collector.accounting.reserved_names import UNNAMED
@@ -26,15 +28,17 @@ from gpuledger_collector.api.page_routes import (
     require_view,
 )
 from gpuledger_collector.api.pages import being_forecast, ended_pools, pool_facts
-from gpuledger_collector.export import html, proof
+from gpuledger_collector.export import free_gpus, html, proof
 from gpuledger_collector.export.forecasts import DEMAND_HOURS
-from gpuledger_collector.export.list_form import ListForm, list_form
-from gpuledger_collector.export.site import DEMAND, TRUST, Site, pool_path
+from gpuledger_collector.export.list_form import LABELS, Choice, ListForm, list_form
+from gpuledger_collector.export.site import DEMAND, TRUST, Site, address, pool_path
 from gpuledger_collector.insight.forecast_history import ForecastRecord
+from gpuledger_collector.insight.free_gpus import FreeModel
 from gpuledger_collector.insight.pool_outlook import Outlook
 from gpuledger_collector.services.absence import explain_absence
 from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.forecasts import MOST_POOLS, forecast_records
+from gpuledger_collector.services.free_gpus import read_free_gpus
 from gpuledger_collector.services.month_proof import keep_results, read_trust
 
 DAY_STATES: Mapping[str, tuple[str, Callable[[DatedCheck], bool]]] = {
@@ -54,9 +58,16 @@ def router(context: ReadContext, outlook: HourlyCache[Outlook]) -> APIRouter:
     narrowed = Depends(read_narrowing)
 
     @routes.get(DEMAND)
-    def demand(narrowing: Narrowing = narrowed, view: View = wanted) -> Response:
-        """The demand of every pool, or of those that the address names, and its forecast."""
-        return demand_page(context, outlook, view, narrowing)
+    def demand(
+        gpus: Annotated[str, Query(pattern="^([1-9][0-9]{0,5})?$")] = "",
+        by: str = "",
+        narrowing: Narrowing = narrowed,
+        view: View = wanted,
+    ) -> Response:
+        """The demand of every pool, or of those that the address names, and its forecast; which GPUs
+        are free, by model, and in how many hours `gpus` were at once. `by=model`: that as CSV.
+        """
+        return demand_page(context, outlook, view, narrowing, int(gpus or 1), by)
 
     @routes.get(TRUST)
     def trust(narrowing: Narrowing = narrowed, view: View = wanted) -> Response:
@@ -67,12 +78,22 @@ def router(context: ReadContext, outlook: HourlyCache[Outlook]) -> APIRouter:
 
 
 def demand_page(
-    context: ReadContext, outlook: HourlyCache[Outlook], view: View, narrowing: Narrowing = WHOLE
+    context: ReadContext,
+    outlook: HourlyCache[Outlook],
+    view: View,
+    narrowing: Narrowing = WHOLE,
+    wanted: int = 1,
+    by: str = "",
 ) -> Response:
-    """Past and coming demand of every pool, and how good the forecasts were."""
+    """Past and coming demand of every pool, how good the forecasts were, and which GPUs are free."""
+    require_choice("by", by, ("", "model"))
     now_ms = context.now_ms
     # Read as the reader, so that a viewer is refused even if the check of its role were forgotten.
     with context.connection(view.reader) as connection:
+        models = read_free_gpus(connection, now_ms, wanted, narrowing.pool, narrowing.q)
+        free = [item for item in models if narrowing.model in {"", free_gpus.name_model(item)}]
+        if view.wants_csv and by == "model":
+            return csv_file(free_gpus.FREE_MODELS.csv_rows(free), "free-gpus")
         every_record = forecast_records(connection, "pool")
         whole = outlook.get(now_ms)
         site = view.site(
@@ -82,7 +103,12 @@ def demand_page(
             has_csv=whole is not None,
             periods=(),
             is_filtered=False,
-            extra={"pool": narrowing.pool, "q": narrowing.q},
+            extra={
+                "pool": narrowing.pool,
+                "q": narrowing.q,
+                "model": narrowing.model,
+                "gpus": str(wanted) if wanted > 1 else "",
+            },
         )
     records = [record for record in every_record if _admits(narrowing, record.series)]
     pools = None if whole is None else whole.only(lambda name: _admits(narrowing, name))
@@ -103,7 +129,11 @@ def demand_page(
         ended=ended_pools(pools),
         records=[_accuracy(record) for record in sorted(records, key=is_gone)[:MOST_POOLS]],
         records_left_out=max(len(records) - MOST_POOLS, 0),
-        form=_demand_form(site, narrowing, every_record, whole),
+        form=_demand_form(site, narrowing, every_record, whole, models, wanted),
+        free=[_free_facts(item, site, narrowing.model) for item in free],
+        wanted=wanted,
+        zone=site.calendar.zone_at(now_ms).name,
+        free_csv=address(DEMAND, {**site.extra, "by": "model", "format": "csv"}),
     )
     return page(text, site=site)
 
@@ -114,14 +144,48 @@ def _admits(narrowing: Narrowing, pool: str) -> bool:
 
 
 def _demand_form(
-    site: Site, narrowing: Narrowing, records: Sequence[ForecastRecord], outlook: Outlook | None
+    site: Site,
+    narrowing: Narrowing,
+    records: Sequence[ForecastRecord],
+    outlook: Outlook | None,
+    models: Sequence[FreeModel],
+    wanted: int,
 ) -> ListForm:
     names = {record.series for record in records}
     if outlook is not None:
         names |= {pool.name for pool in outlook.pools} | {name for name, _ in outlook.ended}
     asked = Narrowing(pool=narrowing.pool, q=narrowing.q)
     pools = sorted(name or UNNAMED for name in names)
-    return list_form(site, asked, {"pool": pools}, {}, search="pool", has_range=False)
+    names_of_models = {name: name for name in map(free_gpus.name_model, models)}
+    if narrowing.model:
+        names_of_models.setdefault(narrowing.model, narrowing.model)
+    form = list_form(
+        site,
+        asked,
+        {"pool": pools},
+        {},
+        {"model": (narrowing.model, {"": "any", **names_of_models})},
+        search="pool",
+        has_range=False,
+        labels=LABELS,
+    )
+    gpus = Choice("gpus", "GPUs at once", str(wanted), (), is_typed=True)
+    return replace(form, choices=[*form.choices, gpus])
+
+
+def _free_facts(item: FreeModel, site: Site, model: str) -> dict[str, object]:
+    name = free_gpus.name_model(item)
+    return {
+        "item": item,
+        "name": name,
+        "path": address(DEMAND, {**site.extra, "model": name}) + "#free",
+        "sentence": free_gpus.say_availability(item),
+        "clocks": [
+            (clock, found, free_gpus.say_hours(found)) for clock, found in item.by_clock.items()
+        ]
+        if name == model
+        else (),
+    }
 
 
 def _accuracy(record: ForecastRecord) -> dict[str, object]:

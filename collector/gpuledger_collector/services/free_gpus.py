@@ -1,0 +1,83 @@
+"""Which GPUs are free, by model: now, and in how many hours of the last week so many were free at
+once. Exact, from the hourly ledger and the latest readings; about the entire fleet.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Sequence
+
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
+from gpuledger_collector.insight.fleet_map import FRESH_MS
+from gpuledger_collector.insight.free_gpus import (
+    DAYS,
+    Availability,
+    FreeHour,
+    FreeModel,
+    ModelNow,
+    summarize,
+)
+from gpuledger_collector.storage.capacity import free_gpus
+from gpuledger_collector.storage.capacity.free_gpus import PoolChoice, PresentModel, UsedModelHour
+from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.locks import Connection
+
+
+def read_free_gpus(
+    connection: Connection, now_ms: int, wanted: int = 1, pool: str = "", words: str = ""
+) -> list[FreeModel]:
+    """Read every model of which a whole GPU is there now, most GPUs first: what is free of it, and
+    in how many hours `wanted` were free at once. Of a pool (empty: all), or those whose name has
+    these words.
+    """
+    pools = PoolChoice(pool, words)
+    end_ms = now_ms - now_ms % HOUR_MS
+    period = Period(end_ms - DAYS * DAY_MS, end_ms)
+    calendar = zones.calendar(connection)
+    models = free_gpus.models_now(connection, pools, now_ms, FRESH_MS)
+    used = {
+        (row.model, row.hour_ms): row
+        for row in free_gpus.used_hours_of_models(connection, pools, period)
+    }
+    present: dict[str, list[PresentModel]] = defaultdict(list)
+    for row in free_gpus.present_models(connection, pools, period):
+        present[row.model].append(row)
+    return [
+        _free_model(
+            model, _hours(model.model, period, used, present[model.model]), wanted, calendar
+        )
+        for model in models
+    ]
+
+
+def _hours(
+    model: str,
+    period: Period,
+    used: dict[tuple[str, int], UsedModelHour],
+    present: Sequence[PresentModel],
+) -> list[FreeHour]:
+    """The hours in which GPUs of a model were there."""
+    hours = []
+    for at_ms in range(period.start_ms, period.end_ms, HOUR_MS):
+        gpus = sum(row.gpus for row in present if row.first_ms <= at_ms < row.end_ms)
+        if not gpus:
+            continue
+        row = used.get((model, at_ms))
+        free, taken = (0, 0) if row is None else (row.free, row.taken)
+        hours.append(FreeHour(at_ms, free, taken, gpus))
+    return hours
+
+
+def _free_model(
+    now: ModelNow, hours: Sequence[FreeHour], wanted: int, calendar: Calendar
+) -> FreeModel:
+    by_clock: dict[str, list[FreeHour]] = defaultdict(list)
+    for hour in hours:
+        zone = calendar.zone_at(hour.at_ms)
+        clock = f"{dt.datetime.fromtimestamp(hour.at_ms / 1000, zone.tz):%H:%M}"
+        by_clock[clock].append(hour)
+    clocks: dict[str, Availability] = {
+        clock: summarize(own, wanted) for clock, own in sorted(by_clock.items())
+    }
+    return FreeModel(now, wanted, summarize(hours, wanted), clocks)

@@ -1,0 +1,122 @@
+"""What is read of free GPUs by model: one query for those of now, one for the hours of a week."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuledger_collector.accounting.period import HOUR_MS, Period
+from gpuledger_collector.accounting.quantity import GPU_MICRO
+from gpuledger_collector.accounting.reserved_names import UNNAMED
+from gpuledger_collector.insight.free_gpus import FREE_MS, ModelNow
+from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_as
+
+_MODEL = "coalesce(nullif(a.model, ''), c.gpu_model)"
+_THERE = """FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id"""
+# Whole GPUs alone; an empty pool has a name where people ask for it.
+_WHOLE = """c.gpu_micro = %(whole)s AND a.mig_instance IS NULL
+    AND (%(pool)s = '' OR coalesce(nullif(c.pool, ''), %(unnamed)s) = %(pool)s)
+    AND strpos(lower(coalesce(nullif(c.pool, ''), %(unnamed)s)), lower(%(words)s)) > 0"""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolChoice:
+    """Pools by name (empty: all), and by a part of it."""
+
+    pool: str = ""
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UsedModelHour:
+    """GPUs of a model that were free for an hour, and that were taken for some of it."""
+
+    model: str
+    hour_ms: int
+    free: int
+    taken: int
+
+
+@dataclass(frozen=True, slots=True)
+class PresentModel:
+    """GPUs of a model that came and went with the same hours: the first one whole, and the end of
+    the last one.
+    """
+
+    model: str
+    first_ms: int
+    end_ms: int
+    gpus: int
+
+
+def _values(pools: PoolChoice, **more: int) -> dict[str, object]:
+    own = {"whole": GPU_MICRO, "pool": pools.pool, "words": pools.words, "unnamed": UNNAMED}
+    return {**own, **more}
+
+
+def models_now(
+    connection: Connection, pools: PoolChoice, now_ms: int, fresh_ms: int
+) -> list[ModelNow]:
+    """Count the GPUs of each model that are there now, by their latest readings that are not older
+    than `fresh_ms`; one that is not well is not free.
+    """
+    return select_as(
+        connection,
+        ModelNow,
+        f"""
+        SELECT {_MODEL} AS model, count(*) AS gpus,
+            count(*) FILTER (WHERE l.at_ms > %(after)s AND l.state = 'held') AS held,
+            count(*) FILTER (WHERE l.at_ms > %(after)s AND l.state = 'unallocated'
+                AND a.health NOT IN ('failed', 'degraded')) AS free
+        {_THERE} LEFT JOIN gpu_latest l ON l.accelerator_id = c.accelerator_id
+        WHERE c.out_ms IS NULL AND {_WHOLE} GROUP BY 1 ORDER BY 2 DESC, 1
+        """,
+        _values(pools, after=now_ms - fresh_ms),
+    )
+
+
+def used_hours_of_models(
+    connection: Connection, pools: PoolChoice, period: Period
+) -> list[UsedModelHour]:
+    """Count the GPUs of each model that were free and that were taken, by the hour; of an hour of
+    which nothing is known there is no row.
+    """
+    return select_as(
+        connection,
+        UsedModelHour,
+        f"""
+        WITH placed AS (
+            SELECT c.accelerator_id, {_MODEL} AS model, c.in_ms, coalesce(c.out_ms, %(end)s) AS out_ms
+            {_THERE}
+            WHERE c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s) AND {_WHOLE}
+        ), used AS (
+            SELECT accelerator_id, hour_ms / %(hour)s * %(hour)s AS hour_ms,
+                coalesce(sum(held_ms) FILTER (WHERE state = 'unallocated'), 0) AS free_ms,
+                coalesce(sum(held_ms) FILTER (WHERE state <> 'unallocated'), 0) AS taken_ms
+            FROM usage_hour WHERE hour_ms >= %(start)s AND hour_ms < %(end)s GROUP BY 1, 2
+        )
+        SELECT p.model, u.hour_ms, count(*) FILTER (WHERE u.free_ms >= %(free)s) AS free,
+            count(*) FILTER (WHERE u.taken_ms > %(hour)s - %(free)s) AS taken
+        FROM used u JOIN placed p ON p.accelerator_id = u.accelerator_id
+            AND u.hour_ms >= p.in_ms / %(hour)s * %(hour)s AND u.hour_ms + %(hour)s <= p.out_ms
+        GROUP BY 1, 2
+        """,
+        _values(pools, start=period.start_ms, end=period.end_ms, hour=HOUR_MS, free=FREE_MS),
+    )
+
+
+def present_models(connection: Connection, pools: PoolChoice, period: Period) -> list[PresentModel]:
+    """Count the GPUs of each model that were there in the whole hours of a period."""
+    return select_as(
+        connection,
+        PresentModel,
+        f"""
+        SELECT {_MODEL} AS model, greatest(c.in_ms, %(start)s) / %(hour)s * %(hour)s AS first_ms,
+            least(coalesce(c.out_ms, %(end)s), %(end)s) / %(hour)s * %(hour)s AS end_ms,
+            count(*) AS gpus
+        {_THERE}
+        WHERE c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s) AND {_WHOLE}
+        GROUP BY 1, 2, 3
+        """,
+        _values(pools, start=period.start_ms, end=period.end_ms, hour=HOUR_MS),
+    )

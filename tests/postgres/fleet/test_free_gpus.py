@@ -1,0 +1,155 @@
+"""Free GPUs by model: counts of the hourly ledger, in which what is not known is never zero."""
+
+import csv
+import io
+
+import pytest
+
+from fakes.collector import running
+from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
+from fakes.pages import Page
+from fakes.two_teams import token
+from gpuledger_collector.accounting.period import HOUR_MS
+from gpuledger_collector.services.free_gpus import read_free_gpus
+from gpuledger_collector.storage.database import Database
+
+H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
+FIRST = (NOW_MS - OCTOBER) // HOUR * HOUR - 7 * DAY
+"""The first of the last 168 hours, after OCTOBER."""
+
+
+@pytest.fixture
+def seen(fleet, run):
+    """Three H100 and an L4 in the week before now.
+
+    Of the H100, one is free all week; one in the first day alone, and held for ten minutes of each
+    later hour; one is not observed but in the first hour, in which it is free. The L4 came a day
+    ago, and nobody observed it.
+    """
+    fleet.accelerator(4, model=L4)
+    fleet.accelerator(5, gpu_micro=428_571)
+    for number in (1, 2, 3, 5):
+        fleet.capacity(number, FIRST - DAY, pool="train")
+    fleet.capacity(4, FIRST + 6 * DAY, pool="serve")
+    evidence = [Held(3, None, FIRST, FIRST + HOUR, "unallocated")]
+    for hour in range(168):
+        at = FIRST + hour * HOUR
+        evidence.append(Held(1, None, at, at + HOUR, "unallocated"))
+        if hour < 24:
+            evidence.append(Held(2, None, at, at + HOUR, "unallocated"))
+        else:
+            evidence.append(Held(2, 4, at, at + HOUR // 6))
+            evidence.append(Held(2, None, at + HOUR // 6, at + HOUR, "unallocated"))
+    fleet.evidence(evidence)
+    run("chargeback", "--from", "2025-11-12", "--to", "2025-11-21")
+    return fleet
+
+
+def ask(dsn, **question):
+    with Database(dsn).transaction(read_only=True) as connection:
+        return {item.now.model: item for item in read_free_gpus(connection, NOW_MS, **question)}
+
+
+def week_of(item):
+    week = item.week
+    return week.enough, week.undecided, week.hours, week.least, week.most
+
+
+def test_hours_in_which_so_many_were_free(seen, dsn):
+    """A part of a GPU is none, and one that is not observed is neither free nor held."""
+    assert week_of(ask(dsn, wanted=1)[H100]) == (168, 0, 168, 1, 3)
+    # The third may have been free whenever it was not observed.
+    assert week_of(ask(dsn, wanted=2)[H100]) == (24, 144, 168, 1, 3)
+    assert week_of(ask(dsn, wanted=3)[H100]) == (1, 23, 168, 1, 3)
+    # There are but three.
+    assert week_of(ask(dsn, wanted=4)[H100]) == (0, 0, 168, 1, 3)
+    assert ask(dsn)[H100].now.gpus == 3
+
+
+def test_hours_of_which_nothing_is_known_are_not_zero(seen, dsn):
+    """A GPU that nobody observed since it came: there is no least and no most."""
+    assert week_of(ask(dsn)[L4]) == (0, 24, 24, None, None)
+    assert ask(dsn)[L4].other == 1
+
+
+def test_the_same_hours_of_seven_days(seen, dsn):
+    """Of each hour of the day there are seven, and they add up to the week."""
+    item = ask(dsn, wanted=2)[H100]
+    assert len(item.by_clock) == 24
+    assert {found.hours for found in item.by_clock.values()} == {7}
+    assert sum(found.enough for found in item.by_clock.values()) == item.week.enough
+    first = f"{FIRST // HOUR % 24:02}:00"
+    assert item.by_clock[first].most == 3
+    assert sum(found.most == 3 for found in item.by_clock.values()) == 1
+
+
+def test_what_is_free_now_is_the_latest_reading(seen, dsn):
+    """One that is not well or not heard of is not free."""
+    rows = (
+        (1, NOW_MS - 1000, "unallocated", "ok"),
+        (2, NOW_MS - 1000, "held", "degraded"),
+        (3, NOW_MS - HOUR_MS, "unallocated", "ok"),
+    )
+    for number, at_ms, state, health in rows:
+        seen.connection.execute(
+            "INSERT INTO gpu_latest (accelerator_id, at_ms, state) SELECT id, %s, %s FROM"
+            " accelerator WHERE uuid = %s",
+            (at_ms, state, f"GPU-{number:04d}"),
+        )
+        seen.connection.execute(
+            "UPDATE accelerator SET health = %s WHERE uuid = %s", (health, f"GPU-{number:04d}")
+        )
+    item = ask(dsn)[H100]
+    assert (item.now.held, item.now.free, item.other) == (1, 1, 1)
+    seen.connection.execute("UPDATE accelerator SET health = 'failed' WHERE uuid = 'GPU-0001'")
+    assert (ask(dsn)[H100].now.free, ask(dsn)[H100].other) == (0, 2)
+
+
+def test_pools_are_chosen_by_name_or_a_part_of_it(seen, dsn):
+    assert set(ask(dsn)) == {H100, L4}
+    assert set(ask(dsn, pool="train")) == set(ask(dsn, words="RAI")) == {H100}
+    assert not ask(dsn, pool="nowhere")
+
+
+def test_the_page_answers_for_eight(seen, dsn):
+    """One sentence, its rows as a file, and hours of the day of the model that is asked for."""
+    with running(dsn, clock=lambda: NOW_MS) as collector:
+
+        def get(path):
+            status, _, text = collector.request("GET", path)
+            assert status == 200, text
+            return text
+
+        page = Page(get("/demand?gpus=8&reload=off"))
+        assert page.faults == []
+        assert f"{H100}: 8 at once were free in 0 of the last 168 hours." in page.text
+        asked = Page(get("/demand?gpus=2&model=NVIDIA%20H100%2080GB%20HBM3&reload=off"))
+        assert asked.faults == []
+        assert (
+            f"{H100}: 2 at once were free in 24 of the last 168 hours;"
+            " of 144 hours too little was observed to say." in asked.text
+        )
+        assert f"{L4}: " not in asked.text
+        (clocks,) = [
+            table for table in asked.tables if table.rows[0][-1] == "days with 2 free at once"
+        ]
+        assert len(clocks.rows) == 25
+        rows = list(csv.DictReader(io.StringIO(get("/demand?gpus=2&by=model&format=csv"))))
+        assert [(row["model"], row["hours_enough"], row["hours_not_known"]) for row in rows] == [
+            (H100, "24", "144"),
+            (L4, "0", "0"),
+        ]
+        assert rows[1]["least_free"] == ""
+        assert [
+            collector.request("GET", f"/demand?{query}")[0] for query in ("gpus=0", "by=node")
+        ] == [
+            422,
+            422,
+        ]
+
+
+def test_a_viewer_is_refused(seen, dsn):
+    """As all of the demand it is about the entire fleet."""
+    with running(dsn, clock=lambda: NOW_MS) as collector:
+        headers = {"Authorization": f"Bearer {token(dsn, 'viewer', owner={'team': 'vision'})}"}
+        assert collector.request("GET", "/demand?by=model&format=csv", headers=headers)[0] == 403
