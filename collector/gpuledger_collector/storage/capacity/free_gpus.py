@@ -86,7 +86,7 @@ def used_hours_of_models(
         UsedModelHour,
         f"""
         WITH placed AS (
-            SELECT c.accelerator_id, {_MODEL} AS model, c.in_ms, coalesce(c.out_ms, %(end)s) AS out_ms
+            SELECT c.accelerator_id, {_MODEL} COLLATE "C" AS model, c.in_ms, coalesce(c.out_ms, %(end)s) AS out_ms
             {_THERE}
             WHERE c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s) AND {_WHOLE}
         ), used AS (
