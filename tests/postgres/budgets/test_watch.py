@@ -120,6 +120,10 @@ def test_a_budget_that_is_spent_does_not_run_out_any_more(october, apply) -> Non
         assert (row["spent_percent"] >= 100) is is_spent
         days = {row[name] for name in ("run_out", "run_out_earliest", "run_out_latest")}
         assert (days == {None}) is is_spent, day
+        page = budget_facts(status)
+        over_end = f"{status.ahead.middle_micro / MICRO - 400:.0f}"
+        over_now = f"{status.spend.micro / MICRO - 400:.2f}" if is_spent else None
+        assert (page["over_now"], page["over_end"]) == (over_now, over_end), day
 
 
 def test_the_run_out_is_a_day_of_the_billing_zone(october, apply, dsn) -> None:
