@@ -223,6 +223,7 @@ FIELDS = {
     "/anomalies": {"q", "team", "by", "from", "to"},
     "/statements/{level}/{month}": {"q", "period", "by", "state"},
     "/demand": {"q", "model", "gpus"},
+    "/models": {"q"},
     "/trust": {"state", "from", "to"},
     "/fleet": {"at", "color", "by"},
     "/fleet/gpu/{gpu:name}": {"from", "to"},

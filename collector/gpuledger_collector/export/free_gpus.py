@@ -23,7 +23,7 @@ FREE_MODELS = Report[FreeModel](
             "least_free",
             lambda item: item.week.least,
             Kind.COUNT,
-            about="Of the last 168 hours, free for all of the hour.",
+            about="Of the hours looked at (168; 24 of more than 2,000 GPUs), free for all of the hour.",
         ),
         Column("most_free", lambda item: item.week.most, Kind.COUNT),
         Column("wanted", lambda item: item.wanted, Kind.COUNT),

@@ -11,7 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-DAYS = 7
+DAYS, DAYS_OF_MANY = 7, 1
+"""How far back is looked, and how far where there are more than MANY GPUs: a page must not wait for
+millions of hours.
+"""
+MANY = 2_000
 FREE_MS = 59 * 60_000
 """Of an hour: an agent that starts anew leaves seconds that nobody saw."""
 

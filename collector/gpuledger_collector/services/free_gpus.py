@@ -12,6 +12,8 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Per
 from gpuledger_collector.insight.fleet_map import FRESH_MS
 from gpuledger_collector.insight.free_gpus import (
     DAYS,
+    DAYS_OF_MANY,
+    MANY,
     Availability,
     FreeHour,
     FreeModel,
@@ -28,14 +30,15 @@ def read_free_gpus(
     connection: Connection, now_ms: int, wanted: int = 1, pool: str = "", words: str = ""
 ) -> list[FreeModel]:
     """Read every model of which a whole GPU is there now, most GPUs first: what is free of it, and
-    in how many hours `wanted` were free at once. Of a pool (empty: all), or those whose name has
+    in how many hours of the last days `wanted` were free at once. Of a pool (empty: all), or those whose name has
     these words.
     """
     pools = PoolChoice(pool, words)
     end_ms = now_ms - now_ms % HOUR_MS
-    period = Period(end_ms - DAYS * DAY_MS, end_ms)
-    calendar = zones.calendar(connection)
     models = free_gpus.models_now(connection, pools, now_ms, FRESH_MS)
+    days = DAYS if sum(model.gpus for model in models) <= MANY else DAYS_OF_MANY
+    period = Period(end_ms - days * DAY_MS, end_ms)
+    calendar = zones.calendar(connection)
     used = {
         (row.model, row.hour_ms): row
         for row in free_gpus.used_hours_of_models(connection, pools, period)

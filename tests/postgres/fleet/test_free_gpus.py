@@ -10,6 +10,7 @@ from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from fakes.pages import Page
 from fakes.two_teams import token
 from gpuledger_collector.accounting.period import HOUR_MS
+from gpuledger_collector.services import free_gpus as service
 from gpuledger_collector.services.free_gpus import read_free_gpus
 from gpuledger_collector.storage.database import Database
 
@@ -81,6 +82,14 @@ def test_the_same_hours_of_seven_days(seen, dsn):
     first = f"{FIRST // HOUR % 24:02}:00"
     assert item.by_clock[first].most == 3
     assert sum(found.most == 3 for found in item.by_clock.values()) == 1
+
+
+def test_of_many_gpus_a_day_is_looked_at(seen, dsn, monkeypatch):
+    """A page must not wait for a week of a large fleet's hours."""
+    monkeypatch.setattr(service, "MANY", 3)
+    item = ask(dsn, wanted=2)[H100]
+    assert item.week.hours == 24
+    assert {found.hours for found in item.by_clock.values()} == {1}
 
 
 def test_what_is_free_now_is_the_latest_reading(seen, dsn):
