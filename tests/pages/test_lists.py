@@ -97,7 +97,13 @@ def test_a_range_counts_gpus_once_and_their_episodes(fleet):
 
 @pytest.mark.parametrize(
     ("query", "count"),
-    [("node=node-0", 3), ("pool=spare", FREE), ("state=unallocated", FREE), ("q=gpu-FREE-4", 1)],
+    [
+        ("node=node-0", 3),
+        ("pool=spare", FREE),
+        ("state=unallocated", FREE),
+        ("q=gpu-FREE-4", 1),
+        (f"username={OWN}-user", 1),
+    ],
 )
 def test_idle_is_narrowed_and_its_csv_is_the_same_view(fleet, query, count):
     """What the form asks for, on the page and in the file that the page links to."""
@@ -119,6 +125,15 @@ def test_jobs_are_searched_and_narrowed(fleet):
         rows = read_csv(ask(fleet, f"/jobs?{query}&period={MONTH}&format=csv")[1])
         assert len(rows) == 2, query
     assert f'value="{OWN}-node" selected' in ask(fleet, f"/jobs?node={OWN}-node&period={MONTH}")[1]
+    _, text = ask(fleet, f"/jobs?username={OWN}-user&period={MONTH}")
+    assert f"{OWN}-job</a>" in text
+    assert f"{FOREIGN}-job</a>" not in text
+    # The form keeps whom a link chose, and lets go of it.
+    assert "username" in form_of(text)
+    assert f'value="{OWN}-user" selected' in text
+    assert "username" not in form_of(ask(fleet, f"/jobs?period={MONTH}")[1])
+    _, text = ask(fleet, f"/jobs?username={OWN}-use&period={MONTH}")
+    assert "is what you asked for" in text
     # A pattern of SQL is a text here.
     _, text = ask(fleet, f"/jobs?q=%25&period={MONTH}")
     assert "is what you asked for" in text
@@ -300,7 +315,7 @@ def test_jobs_in_groups(fleet, by):
     # What is charged in a range is not what began in it.
     assert len(links) == (0 if by == "day" else len(rows))
     for link, row in zip(links, rows, strict=by != "day"):
-        assert f"{by}=" in link
+        assert ("username=" if by == "user" else f"{by}=") in link
         assert f"<strong>{row[1]} job" in ask(fleet, link)[1], link
     assert ask(fleet, "/jobs?by=color")[0] == 422
 

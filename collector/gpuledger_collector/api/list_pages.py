@@ -178,7 +178,7 @@ def idle_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -
         form=list_form(
             site,
             narrowing,
-            {**listed.choices(), "user": []},
+            {**listed.choices(), "username": []},
             STATES,
             {"by": (by, GROUPINGS)},
             teams=teams,
@@ -238,7 +238,7 @@ def anomalies_page(
         form=list_form(
             site,
             narrowing,
-            {"state": listed.choices()["state"], "user": []},
+            {"state": listed.choices()["state"], "username": []},
             reports.PRICE_CAUSES,
             {"by": (by, ANOMALY_GROUPINGS)},
             teams=teams,
@@ -306,7 +306,7 @@ def jobs_page(
             )
         places = list_run_places(connection, span, view.owner or {}, view.reader.owner)
         places["state"] = sorted(set(charged.states.values()))
-        places["user"] = []  # too many to choose from: a group leads to its user
+        places["username"] = []  # too many to choose from: a group leads to its user
         teams = list_teams(connection, view.reader.owner)
         site = view.site(
             connection,

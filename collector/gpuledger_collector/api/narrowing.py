@@ -18,7 +18,8 @@ class Narrowing:
     model: str = ""
     state: str = ""
     q: str = ""
-    user: str = ""
+    username: str = ""
+    """Who started a job; `user` is a level of its owner."""
 
     def parameters(self) -> dict[str, str]:
         """As parameters of the address."""
@@ -27,12 +28,12 @@ class Narrowing:
     @property
     def of_findings(self) -> FindingFilter:
         """For a list of findings."""
-        return FindingFilter(self.node, self.pool, self.model, self.state, self.q, self.user)
+        return FindingFilter(self.node, self.pool, self.model, self.state, self.q, self.username)
 
     @property
     def of_runs(self) -> RunFilter:
         """For a list of jobs."""
-        return RunFilter(self.pool, self.model, self.node, self.q, self.state, self.user)
+        return RunFilter(self.pool, self.model, self.node, self.q, self.state, self.username)
 
 
 WHOLE = Narrowing()
@@ -45,10 +46,10 @@ def read_narrowing(
     model: str = "",
     state: str = "",
     q: str = "",
-    user: str = "",
+    username: str = "",
 ) -> Narrowing:
     """Read it from the parameters of a request."""
-    return Narrowing(node, pool, model, state, q, user)
+    return Narrowing(node, pool, model, state, q, username)
 
 
 def require_choice(name: str, value: str, choices: Collection[str]) -> None:

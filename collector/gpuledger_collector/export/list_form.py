@@ -18,7 +18,7 @@ LABELS = {
     "pool": "pool",
     "model": "GPU model",
     "state": "state",
-    "user": "user",
+    "username": "user",
 }
 FIRST_WORDS = {"by": "show", "sort": "order", "period": "month", "state": "rows"}
 SEARCH = "name, user, GPU"
@@ -75,7 +75,7 @@ def list_form(
     has_range: bool = True,
     labels: Mapping[str, str] = FIRST_WORDS,
 ) -> ListForm:
-    """The form of a list in which these values of node, pool, model, state and user are found, and whose
+    """The form of a list in which these values of node, pool, model, state and username are found, and whose
     owner is one of `teams`.
 
     `views` are other choices: the value that is shown, and the words of each; `labels` calls them.

@@ -272,6 +272,8 @@ class Site:
         """
         if by == "day":
             return ""
+        if by == "user":
+            return self.with_filters(username=name, by="")
         if by == "team":
             return self.with_filters(team=name or UNATTRIBUTED, by="")
         return self.with_filters(**{by: name, "by": ""})
