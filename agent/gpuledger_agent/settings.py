@@ -19,6 +19,8 @@ from gpuledger_common.settings import SettingsError, given_settings
 
 PREFIX = "GPULEDGER_AGENT_"
 MAX_PORT = 65_535
+MAX_GATEWAY_INTERVAL_S = 300
+"""Between two readings of a gateway: the collector counts nothing over a pause of ten minutes."""
 SERVICE_STATE = Path("/var/lib/gpuledger-agent")
 """StateDirectory= of our systemd units."""
 KUBERNETES_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -310,6 +312,11 @@ def _check_addresses(settings: Settings) -> list[str]:
             gateways(settings.gateway_endpoints)
         except ValueError as error:
             faults.append(f"gateway_endpoints: {error}")
+        if settings.slow_interval_s > MAX_GATEWAY_INTERVAL_S:
+            faults.append(
+                f"slow_interval_s: at most {MAX_GATEWAY_INTERVAL_S} with gateway_endpoints: what was"
+                " asked in a longer pause is not counted"
+            )
     port = settings.metrics_listen.rpartition(":")[2]
     if settings.metrics_listen and not (port.isdecimal() and int(port) <= MAX_PORT):
         faults.append(

@@ -17,6 +17,7 @@ from gpuledger_common.gateways.model import (
     TokenFamily,
     Trust,
 )
+from gpuledger_common.gateways.twins import NamedCount, TwinIndex
 from gpuledger_common.profiles.lines import Lines
 from gpuledger_common.profiles.model import first
 from gpuledger_common.serving_counters import STARTED, exact_count
@@ -39,7 +40,12 @@ class GatewaySeries:
     backend: str
     digest: str
     rank: int
-    """Of the names of one kind that a page has at once, those of the lowest rank count."""
+    """Of the names that repeat each other on a page, that of the lowest rank counts."""
+
+    @property
+    def count(self) -> NamedCount:
+        """What the series counts, to find those that repeat it."""
+        return NamedCount(self.kind, self.rank, self.tenant, self.model, self.backend)
 
     @property
     def part(self) -> str:
@@ -54,7 +60,7 @@ class GatewayPage:
     counts: Mapping[GatewaySeries, int]
     started_ms: int | None
     twins: int
-    """Series left out because another name of the same kind is on the page."""
+    """Series left out because a better name of the same count is on the page."""
 
 
 def find_families(
@@ -112,7 +118,7 @@ def series_digest(name: str, labels: Mapping[str, str]) -> str:
 
 
 def read_gateway_page(profile: GatewayProfile, lines: Lines, target: str = "") -> GatewayPage:
-    """The series of a page by a profile. Of twins, the names of the lowest rank count."""
+    """The series of a page by a profile; of series that repeat each other, the best name counts."""
     counts: dict[GatewaySeries, int] = {}
     doubled: set[GatewaySeries] = set()
     started_ms: int | None = None
@@ -129,13 +135,13 @@ def read_gateway_page(profile: GatewayProfile, lines: Lines, target: str = "") -
             continue
         if counts.setdefault(series, count) != count:
             doubled.add(series)
-    ranks: dict[Kind, int] = {}
-    for series in counts:
-        ranks[series.kind] = min(series.rank, ranks.get(series.kind, series.rank))
+    index = TwinIndex()
+    for series in counts if any(series.rank for series in counts) else ():
+        index.add(series.count)
+    twins = {series for series in counts if index.is_twin(series.count)}
     chosen = {
         series: count
         for series, count in counts.items()
-        if series.rank == ranks[series.kind] and series not in doubled
+        if series not in twins and series not in doubled
     }
-    twins = sum(series.rank != ranks[series.kind] for series in counts)
-    return GatewayPage(chosen, started_ms if profile.starts_with_process else None, twins)
+    return GatewayPage(chosen, started_ms if profile.starts_with_process else None, len(twins))

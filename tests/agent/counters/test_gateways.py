@@ -13,6 +13,7 @@ from fakes.gateways import page_text
 from fakes.serving import serving
 from gpuledger_agent import gateways as module
 from gpuledger_agent.gateways import MAX_COUNTERS, GatewayReader, PageCounters, gateways
+from gpuledger_agent.settings import Settings, check
 from gpuledger_common.gateways.library import packaged_gateway
 from gpuledger_common.gateways.model import OVERFLOW_TENANT
 from gpuledger_common.gateways.page import read_gateway_page
@@ -204,6 +205,15 @@ def test_a_setting_that_cannot_be_used_says_why(text, words):
         gateways(text)
     assert words in str(error.value)
     assert "p@" not in str(error.value)
+
+
+def test_an_interval_over_which_nothing_would_count_is_refused():
+    """A pause of ten minutes between two readings proves nothing."""
+    page = {"gateway_endpoints": "litellm=http://gw:4000/metrics"}
+    assert check(Settings(slow_interval_s=300, **page)) == []
+    assert check(Settings(slow_interval_s=600)) == []
+    (fault,) = check(Settings(slow_interval_s=600, **page))
+    assert "slow_interval_s: at most 300 with gateway_endpoints" in fault
 
 
 def test_a_gateway_is_read_over_http_by_the_profile_that_fits(caplog):

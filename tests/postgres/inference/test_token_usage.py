@@ -1,6 +1,7 @@
 """Tokens of gateways, from records and from counters to hours: each counted once."""
 
 import random
+from collections import Counter
 
 import psycopg
 import pytest
@@ -315,3 +316,25 @@ def test_readers_in_the_wrong_order_count_the_same_in_any_order(connection, know
             store_pages(connection, [*pages[at : at + size], *pages[:1]])
             at += size
         assert hours(connection) == expected
+
+
+def test_tenants_of_a_page_beyond_the_limit_add_up_as_other(connection, monkeypatch):
+    """Threat: a label that any caller may fill with what they like. Who is known stays known, and
+    nothing is lost or counted twice.
+    """
+    monkeypatch.setattr(token_counters, "MAX_ASKERS", 3)
+    askers = [Asker("litellm", f"t{number}", "qwen") for number in range(8)]
+    store_pages(connection, [page(0, {}, started=-90)])
+    for minute in (1, 2, 3):
+        for some in (askers[:2], askers):
+            values = {(asker, "output"): 10 * minute for asker in some}
+            store_pages(connection, [page(minute, values, started=-90)])
+    tokens = Counter()
+    for hour in hours(connection):
+        tokens[hour.asker.tenant] += hour.tokens.output
+    assert tokens == {"t0": 30, "t1": 30, "t2": 30, "(other)": 5 * 30}
+    # Where there is room again, who is among the others stays there.
+    monkeypatch.setattr(token_counters, "MAX_ASKERS", 30)
+    store_pages(connection, [page(4, {(each, "output"): 40 for each in askers}, started=-90)])
+    assert output_of(connection, askers[7]) == 0
+    assert sum(hour.tokens.output for hour in hours(connection)) == 8 * 40

@@ -212,3 +212,55 @@ def test_any_order_of_requests_counts_the_same(collector, postgres):
     # A start that came before any series of its page was known is sent again.
     write(collector, points)
     assert tokens(collector) == expected
+
+
+def picked(name, value, model, fairness="a"):
+    return f'{name}_output_tokens_sum{{fairness_id="{fairness}",target_model_name="{model}"}} {value}\n'
+
+
+def test_a_deprecated_name_counts_where_a_page_has_no_better_one_of_that_count(collector):
+    """One service of an OpenTelemetry collector's page is older than the others: its tenants count
+    under the old name, and those of the others once.
+    """
+    old, new = "inference_objective", "llm_d_epp_request"
+    for minute in range(4):
+        value = 1000 + 100 * minute
+        text = page(
+            picked(old, value, "m"), picked(new, value, "m"), picked(old, value, "older"), line(0)
+        )
+        for point in reversed(scraped(text, at(minute), **TARGET)):
+            write(collector, [point])
+    assert tokens(collector) == {
+        Asker("llm-d-epp", "a", model, "", CLAIM): Tokens(output=300) for model in ("m", "older")
+    }
+
+
+def test_a_better_name_that_another_collector_received_counts_alone(dsn):
+    """Requests of one scrape go to two collectors: one has the old names, the other the new ones."""
+    with running(dsn) as first, running(dsn) as second:
+        for minute in range(4):
+            names = ("llm_d_epp_request", first), ("inference_objective", second)
+            for name, receiver in names:
+                text = page(picked(name, 100 * minute, "m"))
+                write(receiver, scraped(text, at(minute), **TARGET))
+        assert tokens(first) == {Asker("llm-d-epp", "a", "m", "", CLAIM): Tokens(output=300)}
+
+
+def test_the_start_of_a_process_may_come_to_another_collector(dsn):
+    """A tenant that is new on the page counts from zero all the same."""
+    with running(dsn) as first, running(dsn) as second:
+        for minute, lines in enumerate(([line(1000)], [line(1000), line(20, "b")])):
+            start, *series = scraped(page(*lines), at(minute), **TARGET)
+            write(first, series)
+            write(second, [start])
+        assert tokens(first) == {Asker("litellm", "b", "hosted_vllm/qwen"): Tokens(output=20)}
+
+
+def test_a_label_of_the_scrape_configuration_names_no_tenant(collector):
+    """Where the page lacks the label that names the tenant, a target's label of that name is all
+    that comes: nobody at the gateway said it.
+    """
+    for minute in range(3):
+        text = page(line(100 * minute)).replace('team="e8d1",', "")
+        write(collector, scraped(text, at(minute), **TARGET, team="platform"))
+    assert tokens(collector) == {}

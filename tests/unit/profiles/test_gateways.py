@@ -165,6 +165,18 @@ def test_of_deprecated_twins_one_family_counts():
     assert sums(read(old, "llm-d-epp")) == {("", "Qwen3-32B", ""): {"input": 12600, "output": 3000}}
 
 
+def test_a_deprecated_name_counts_for_whom_no_better_one_does():
+    """A page of several services, of which one has the old names alone."""
+    text = (
+        'llm_d_epp_request_input_tokens_sum{target_model_name="m",fairness_id="a"} 5\n'
+        'inference_objective_input_tokens_sum{target_model_name="m"} 5\n'
+        'inference_objective_input_tokens_sum{target_model_name="older"} 7\n'
+    )
+    page = read(text, "llm-d-epp")
+    assert page.twins == 1
+    assert sums(page) == {("a", "m", ""): {"input": 5}, ("", "older", ""): {"input": 7}}
+
+
 def test_new_counters_win_over_the_old_histogram():
     """OpenTelemetry's counters of 2026 and its histogram of before count once; the histogram alone
     counts as well.

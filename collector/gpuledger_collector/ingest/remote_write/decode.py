@@ -456,7 +456,7 @@ def _accept(
     )
     counts = len(inference)
     gateway: tuple[GatewaySample, ...] = ()
-    if cache.gateways:
+    if cache.gateways or cache.processes:
         gateway = _gateway_samples(
             cache,
             table,

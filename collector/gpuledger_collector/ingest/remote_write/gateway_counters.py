@@ -3,14 +3,17 @@
 A scrape may come in several requests: parts of one page and instant are put together when they are
 stored. Replicas of one Prometheus read the same page, so their own labels do not distinguish
 series, and their readings are those of one counter. Of names that repeat each other (deprecated
-twins) those of the lowest rank count, while they come.
+twins) the best counts, while it comes. On a page that has better names for others, another one waits
+for its second reading, since the better one may come in the next request.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from gpuledger_collector.accounting.inference import Asker
 from gpuledger_collector.accounting.period import DAY_MS
@@ -20,17 +23,28 @@ from gpuledger_collector.ingest.remote_write.inference_counters import (
     SCRAPE_LABELS,
     InferenceSeries,
 )
-from gpuledger_collector.storage.ledger.token_counters import ReadPage, newest_parts, store_pages
-from gpuledger_common.gateways.model import GatewayProfile
+from gpuledger_collector.storage.ledger.token_counters import (
+    ReadPage,
+    known_pages,
+    newest_parts,
+    store_pages,
+)
+from gpuledger_common.escapes import escape_text
+from gpuledger_common.gateways.model import GatewayProfile, Kind
 from gpuledger_common.gateways.page import GatewaySeries, read_series
+from gpuledger_common.gateways.twins import NamedCount, TwinIndex
 from gpuledger_common.profiles.model import EXPORTED
 from gpuledger_common.serving_counters import STARTED, exact_count
+
+log = logging.getLogger(__name__)
 
 MAX_SOURCE = 500
 MAX_KNOWN = 10_000
 """Pages that are remembered; beyond that they are learned anew."""
 TWIN_MS = DAY_MS
 """How long after the last reading of a name its deprecated twins are left out."""
+LOOK_UP_MS = 60_000
+"""How long after a source was looked up, whose page was not known, it is looked up again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +56,34 @@ class GatewayCounter:
     series: GatewaySeries
     has_start: bool
     """Whether its counters begin with the process that the page tells the start of."""
+    has_twins: bool = False
+    """Whether the profile knows several names of its kind."""
+    tenant_label: str = ""
+    """The label that named the tenant, where a target's label may have that name."""
     server: InferenceSeries | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStart:
-    """The start of the process behind a page."""
+    """The start of the process behind a page.
+
+    With further labels it may be that of another process; `labels`: their names. They may be labels
+    of the target, which Prometheus puts on every series of it.
+    """
 
     source: str
+    labels: frozenset[str] = frozenset()
+    profiles: tuple[GatewayProfile, ...] = field(default=(), compare=False, repr=False)
+    """Those by which the page may be read."""
+
+    @property
+    def pages(self) -> list[tuple[str, str]]:
+        """Gateways and names of the pages whose counters may begin with the process."""
+        return [
+            (profile.id, profile.page_name(self.source))
+            for profile in self.profiles
+            if profile.starts_with_process
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +118,28 @@ def gateway_counters(
     own = own_labels(labels)
     return [
         GatewayCounter(
-            profile.page_name(source), source, series, profile.starts_with_process, server
+            profile.page_name(source),
+            source,
+            series,
+            profile.starts_with_process,
+            any(family.rank for families in profile.families.values() for family in families),
+            _target_label(profile, labels, own),
+            server,
         )
         for profile in profiles
         if name in profile.families
         and (series := read_series(profile, name, own, SCRAPE_LABELS, source)) is not None
     ]
+
+
+def _target_label(
+    profile: GatewayProfile, labels: Mapping[str, str], own: Mapping[str, str]
+) -> str:
+    """The label that names the tenant of a series, where it may be the target's own: Prometheus
+    renames the page's label only where the page has one.
+    """
+    label = next((tenant.label for tenant in profile.tenants if own.get(tenant.label)), "")
+    return "" if EXPORTED + label in labels else label
 
 
 def own_labels(labels: Mapping[str, str]) -> dict[str, str]:
@@ -104,47 +154,52 @@ def own_labels(labels: Mapping[str, str]) -> dict[str, str]:
     return own
 
 
-def process_start(name: str, labels: Mapping[str, str]) -> ProcessStart | None:
+def process_start(
+    profiles: tuple[GatewayProfile, ...], name: str, labels: Mapping[str, str]
+) -> ProcessStart | None:
     """The start of a page's process; None for any other series."""
-    # With labels of its own it would be the start of another process than the one that answers.
-    if name != STARTED or not set(labels) <= SCRAPE_LABELS | {"__name__"}:
-        return None
-    source = source_of(labels)
-    return ProcessStart(source) if source else None
+    source = source_of(labels) if name == STARTED else ""
+    return ProcessStart(source, frozenset(labels) - SCRAPE_LABELS, profiles) if source else None
+
+
+_Count = tuple[GatewayCounter, int, int]
+"""Series, value, instant."""
+_PageKey = tuple[str, str]
+"""Gateway and page."""
 
 
 @dataclass(slots=True)
 class GatewayCounterStore:
     """Writes readings of gateways' counters; remembers whose pages have a start."""
 
-    _pages: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+    _pages: dict[str, dict[str, str]] = field(default_factory=dict)
     """Gateways by source and page, of pages whose counters begin with their process."""
-    _ranks: dict[tuple[str, str], dict[str, dict[int, int]]] = field(default_factory=dict)
-    """The newest reading of each rank, by gateway and page, and counter."""
+    _looked_up: dict[str, int] = field(default_factory=dict)
+    """When a source of which no page is known was looked up."""
+    _twins: dict[_PageKey, TwinIndex] = field(default_factory=dict)
+    _waiting: dict[_PageKey, dict[TokenSeries, tuple[int, int]]] = field(default_factory=dict)
+    """Instant and value of the first reading of series whose names may be twins."""
+    _target_labels: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Labels that Prometheus puts on every series of a source."""
+    _warned: set[tuple[str, str]] = field(default_factory=set)
 
     def store(self, connection: Connection, samples: Sequence[GatewaySample], now_ms: int) -> None:
         """Commit these samples. Raises psycopg.Error; then none was committed."""
         if not samples:
             return
-        if len(self._ranks) > MAX_KNOWN or len(self._pages) > MAX_KNOWN:
-            self._ranks.clear()
-            self._pages.clear()
+        self._bound_memory()
+        for sample in samples:
+            if isinstance(sample.series, ProcessStart) and sample.series.labels:
+                self._target_labels[sample.series.source] = sample.series.labels
         counts = [
             (sample.series, count, sample.at_ms)
             for sample in samples
             if isinstance(sample.series, GatewayCounter)
             and (count := exact_count(sample.value)) is not None
+            and not self._names_target(sample.series)
         ]
-        for counter, _, at_ms in counts:
-            self._learn(connection, counter, at_ms, now_ms)
-        values: dict[tuple[str, str, int], dict[TokenSeries, int]] = defaultdict(dict)
-        for counter, count, at_ms in counts:
-            if self._is_twin(counter, at_ms):
-                continue
-            key = counter.series.profile, counter.page, at_ms
-            series = token_series(counter.series)
-            values[key][series] = max(count, values[key].get(series, 0))
-        starts = self._starts(samples)
+        values = self._values(connection, counts, now_ms)
+        starts = self._starts(connection, samples, now_ms)
         for key in starts:
             values.setdefault(key, {})
         store_pages(
@@ -155,41 +210,142 @@ class GatewayCounterStore:
             ],
         )
 
-    def _starts(self, samples: Sequence[GatewaySample]) -> dict[tuple[str, str, int], int]:
+    def _values(
+        self, connection: Connection, counts: Sequence[_Count], now_ms: int
+    ) -> dict[tuple[str, str, int], dict[TokenSeries, int]]:
+        """Values by gateway, page and instant, without those of twins."""
+        for counter, _, _ in counts:
+            if counter.has_start:
+                pages = self._pages.setdefault(counter.source, {})
+                pages[counter.page] = counter.series.profile
+        chosen = [
+            *(count for count in counts if not count[0].has_twins),
+            *self._without_twins(connection, counts, now_ms),
+        ]
+        values: dict[tuple[str, str, int], dict[TokenSeries, int]] = defaultdict(dict)
+        for counter, _, at_ms in counts:
+            values[counter.series.profile, counter.page, at_ms] = {}
+        for counter, count, at_ms in chosen:
+            of_page = values[counter.series.profile, counter.page, at_ms]
+            series = token_series(counter.series)
+            of_page[series] = max(count, of_page.get(series, 0))
+        return values
+
+    def _bound_memory(self) -> None:
+        if len(self._twins) > MAX_KNOWN:
+            self._waiting.clear()
+        for known in (self._twins, self._pages, self._looked_up, self._target_labels):
+            if len(known) > MAX_KNOWN:
+                known.clear()
+
+    def _names_target(self, counter: GatewayCounter) -> bool:
+        """Whether the tenant of a series is the label of its scrape target: nobody's word."""
+        label = counter.tenant_label
+        if not label or label not in self._target_labels.get(counter.source, ()):
+            return False
+        key = counter.source, label
+        if key not in self._warned and len(self._warned) < MAX_KNOWN:
+            self._warned.add(key)
+            log.warning(
+                "gateway page %s: tokens without a tenant are refused: the scrape configuration"
+                " puts the label %s on every series; give that label another name",
+                escape_text(counter.source),
+                label,
+            )
+        return True
+
+    def _starts(
+        self, connection: Connection, samples: Sequence[GatewaySample], now_ms: int
+    ) -> dict[tuple[str, str, int], int]:
         """Starts of processes by gateway, page and instant, of pages that are known."""
-        return {
-            (gateway, page, sample.at_ms): round(sample.value * 1000)
+        starts = [
+            (sample.series, round(sample.value * 1000), sample.at_ms)
             for sample in samples
-            if isinstance(sample.series, ProcessStart) and 0 < sample.value < 1e11
-            for page, gateway in self._pages.get(sample.series.source, {}).items()
+            if isinstance(sample.series, ProcessStart)
+            and not sample.series.labels
+            and 0 < sample.value < 1e11
+        ]
+        self._look_up(connection, [start for start, _, _ in starts], now_ms)
+        return {
+            (gateway, page, at_ms): started_ms
+            for start, started_ms, at_ms in starts
+            for page, gateway in self._pages.get(start.source, {}).items()
         }
 
-    def _learn(
-        self, connection: Connection, counter: GatewayCounter, at_ms: int, now_ms: int
-    ) -> None:
-        series, key = counter.series, (counter.series.profile, counter.page)
-        if counter.has_start:
-            self._pages[counter.source][counter.page] = series.profile
-        if key not in self._ranks:
-            ranks = self._ranks[key] = {}
-            # What another collector, or this one before a restart, has read.
-            for name, part, newest_ms in newest_parts(connection, *key, now_ms - TWIN_MS):
-                rank = int(part.partition(".")[0])
-                of_counter = ranks.setdefault(name, {})
-                of_counter[rank] = max(newest_ms, of_counter.get(rank, 0))
-        of_counter = self._ranks[key].setdefault(series.kind, {})
-        of_counter[series.rank] = max(at_ms, of_counter.get(series.rank, 0))
+    def _look_up(self, connection: Connection, starts: Iterable[ProcessStart], now_ms: int) -> None:
+        """Learn the pages of sources whose counters another collector receives."""
+        due = {
+            start.source: start
+            for start in starts
+            if start.source not in self._pages
+            and now_ms - self._looked_up.get(start.source, 0) >= LOOK_UP_MS
+        }
+        self._looked_up.update(dict.fromkeys(due, now_ms))
+        sources = {page: start.source for start in due.values() for page in start.pages}
+        for gateway, page in known_pages(connection, sources) if sources else ():
+            self._pages.setdefault(sources[gateway, page], {})[page] = gateway
 
-    def _is_twin(self, counter: GatewayCounter, at_ms: int) -> bool:
+    def _without_twins(
+        self, connection: Connection, counts: Sequence[_Count], now_ms: int
+    ) -> Iterator[_Count]:
+        """Counts of pages with several names of a kind, without those that repeat, or may repeat,
+        what a better name counts.
+        """
+        by_page: dict[_PageKey, list[_Count]] = defaultdict(list)
+        for count in counts:
+            if count[0].has_twins:
+                by_page[count[0].series.profile, count[0].page].append(count)
+        for key, of_page in by_page.items():
+            index = self._twins.setdefault(key, TwinIndex())
+            for counter, _, at_ms in of_page:
+                index.add(counter.series.count, at_ms)
+            lesser = []
+            for count in of_page:
+                if count[0].series.rank == 0:
+                    yield count
+                elif not self._is_twin(index, count):
+                    lesser.append(count)
+            if lesser:
+                yield from self._proven(connection, key, lesser, now_ms)
+
+    def _proven(
+        self, connection: Connection, key: _PageKey, lesser: Sequence[_Count], now_ms: int
+    ) -> Iterator[_Count]:
+        """Counts of lesser names, with what waited for them: without those that repeat what another
+        collector received, and those that may do so.
+        """
+        index, waiting = self._twins[key], self._waiting.setdefault(key, {})
+        stored = newest_parts(connection, *key, now_ms - TWIN_MS)
+        for known, newest_ms in stored:
+            index.add(_count_of(known), newest_ms)
+        is_known = {known for known, _ in stored}
+        for count in lesser:
+            counter, value, at_ms = count
+            if self._is_twin(index, count):
+                continue
+            series = token_series(counter.series)
+            if series not in is_known and index.has_better(counter.series.count):
+                first_ms, first = waiting.setdefault(series, (at_ms, value))
+                if at_ms <= first_ms:
+                    continue
+                yield counter, first, first_ms
+            yield count
+
+    @staticmethod
+    def _is_twin(index: TwinIndex, count: _Count) -> bool:
         """Whether a better name of the same count came within a day before this reading, or since."""
-        ranks = self._ranks[counter.series.profile, counter.page][counter.series.kind]
-        return any(
-            rank < counter.series.rank and newest_ms >= at_ms - TWIN_MS
-            for rank, newest_ms in ranks.items()
-        )
+        counter, _, at_ms = count
+        return index.is_twin(counter.series.count, at_ms - TWIN_MS)
 
 
 def token_series(series: GatewaySeries) -> TokenSeries:
     """A series of a page in the words of the ledger."""
     asker = Asker(series.profile, series.tenant, series.model, series.backend, series.trust)
     return TokenSeries(asker, series.kind, series.part)
+
+
+def _count_of(series: TokenSeries) -> NamedCount:
+    """What a stored series counts; an agent has chosen among names itself."""
+    rank, asker = series.part.partition(".")[0], series.asker
+    kind = cast(Kind, series.counter)
+    return NamedCount(kind, int(rank or 0), asker.tenant, asker.model, asker.backend)

@@ -157,7 +157,7 @@ class SeriesReader:
         if len(counters) > 1:
             names = " and ".join(counter.series.profile for counter in counters)
             raise BadSeries(f"{name} is understood by several profiles: {names}")
-        return counters[0] if counters else own or process_start(name, by_name)
+        return counters[0] if counters else own or process_start(self.gateways, name, by_name)
 
     def _candidates(self, name: str) -> tuple[tuple[Profile, str], ...]:
         known = self._by_name.get(name)

@@ -8,9 +8,10 @@ stay.
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 
 from gpuledger_collector.accounting.inference import Asker, TokenRecord, Tokens, spread_units
 from gpuledger_collector.accounting.period import DAY_MS, Period
@@ -35,7 +36,12 @@ from gpuledger_collector.storage.ledger.token_usage import (
 )
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.rows import select_value
+from gpuledger_common.gateways.model import OVERFLOW_TENANT
 
+MAX_ASKERS = 5_000
+"""Tenants of a page, by model, backend and trust, that are told apart; the tokens of further ones
+add up under the tenant (other).
+"""
 BOUNDARY = "token_reading"
 """The row of `retention_boundary` up to which readings were deleted."""
 
@@ -108,13 +114,30 @@ def gateways_read(connection: Connection, records: Iterable[TokenRecord]) -> lis
 
 def newest_parts(
     connection: Connection, gateway: str, page: str, since_ms: int
-) -> list[tuple[str, str, int]]:
-    """Counter and part of the series of a page that were read since, with their newest reading."""
-    return connection.execute(
-        "SELECT s.counter, s.part, max(r.at_ms) FROM token_page p JOIN token_series s ON s.page_id"
-        " = p.id JOIN token_reading r ON r.series_id = s.id WHERE p.gateway = %s AND p.page = %s"
-        " AND r.at_ms >= %s GROUP BY s.counter, s.part",
+) -> list[tuple[TokenSeries, int]]:
+    """The series of a page that were read since, with their newest reading."""
+    rows = connection.execute(
+        "SELECT a.gateway, tenant, model, backend, trust, counter, part, max(r.at_ms) FROM"
+        " token_page p JOIN token_series s ON s.page_id = p.id JOIN token_asker a ON a.id ="
+        " s.asker_id JOIN token_reading r ON r.series_id = s.id WHERE p.gateway = %s AND p.page ="
+        " %s AND r.at_ms >= %s GROUP BY a.id, s.id",
         (gateway, page, since_ms),
+    )
+    return [
+        (TokenSeries(Asker(*words), counter, part), newest_ms)
+        for *words, counter, part, newest_ms in rows
+    ]
+
+
+def known_pages(
+    connection: Connection, pages: Collection[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Those of pages, by gateway and name, that were read before."""
+    columns = [[gateway for gateway, _ in pages], [page for _, page in pages]]
+    return connection.execute(
+        "SELECT gateway, page FROM token_page WHERE (gateway, page) IN (SELECT * FROM"
+        " unnest(%s::text[], %s::text[]))",
+        columns,
     ).fetchall()
 
 
@@ -126,6 +149,7 @@ def _store_page(
     changes: HourChanges,
 ) -> int:
     page_id = _page_id(connection, gateway, address)
+    read = _limit_askers(connection, page_id, read)
     series = _series_ids(connection, page_id, {series for page in read for series in page.values})
     new_pages: dict[int, int | None] = {}
     new_values: dict[tuple[int, int], int] = {}
@@ -149,6 +173,62 @@ def _store_page(
     _add_increases(changes, askers, old_pages, old_values, first_ms, -1)
     _write(connection, page_id, new_pages, new_values)
     return sum(key not in old_values for key in new_values)
+
+
+def _limit_askers(
+    connection: Connection, page_id: int, read: Sequence[ReadPage]
+) -> Sequence[ReadPage]:
+    """Readings of a page, with the series of askers beyond the limit under the tenant (other)."""
+    askers = {series.asker for page in read for series in page.values}
+    rows = connection.execute(
+        "SELECT DISTINCT a.id, gateway, tenant, model, backend, trust FROM token_series s JOIN"
+        " token_asker a ON a.id = s.asker_id WHERE page_id = %s",
+        (page_id,),
+    )
+    known = {Asker(*words): number for number, *words in rows}
+    others = [number for asker, number in known.items() if asker.tenant == OVERFLOW_TENANT]
+    if not others and len(known) + len(askers) <= MAX_ASKERS:
+        return read
+    moved = _moved_askers(connection, page_id, others)
+    room = MAX_ASKERS - len(known)
+    for place, asker in enumerate(
+        asker for asker in sorted(askers.difference(known)) if _digest(asker) not in moved
+    ):
+        if place >= room:
+            # Models and backends have a limit of their own.
+            has_room = place < room + MAX_ASKERS
+            words = (asker.model, asker.backend) if has_room else ("", "")
+            moved[_digest(asker)] = Asker(asker.gateway, OVERFLOW_TENANT, *words, asker.trust)
+    return [replace(page, values=_moved(page.values, moved)) for page in read]
+
+
+def _moved_askers(connection: Connection, page_id: int, others: Sequence[int]) -> dict[str, Asker]:
+    """By the digests of askers, under which of these their series on a page are: they stay there,
+    since a series that changed its asker would begin anew.
+    """
+    rows = connection.execute(
+        "SELECT DISTINCT split_part(part, '.', 3), gateway, tenant, model, backend, trust FROM"
+        " token_series JOIN token_asker a ON a.id = asker_id WHERE page_id = %s AND asker_id ="
+        " ANY(%s) AND split_part(part, '.', 3) <> ''",
+        (page_id, others),
+    )
+    return {digest: Asker(*words) for digest, *words in rows}
+
+
+def _moved(values: Mapping[TokenSeries, int], moved: Mapping[str, Asker]) -> dict[TokenSeries, int]:
+    """Values with the series of these askers under others; their parts tell them apart."""
+    result = {}
+    for series, value in values.items():
+        digest = _digest(series.asker)
+        if digest in moved:
+            part = f"{series.part or '0.'}.{digest}"
+            series = TokenSeries(moved[digest], series.counter, part)
+        result[series] = value
+    return result
+
+
+def _digest(asker: Asker) -> str:
+    return hashlib.sha256("\0".join(astuple(asker)).encode()).hexdigest()[:32]
 
 
 def _is_next(connection: Connection, page_id: int, new_pages: Mapping[int, int | None]) -> bool:
