@@ -14,11 +14,18 @@ from gpuledger_collector.insight.fleet_map import HEALTHS, STATES, ColorBy
 from gpuledger_collector.services.fleet_map import MapQuestion, read_fleet_map
 from gpuledger_collector.storage.database import Database
 
-CSS = resources.files("gpuledger_collector").joinpath("templates/style.css").read_text("utf-8")
+STYLE = resources.files("gpuledger_collector").joinpath("templates/style.css")
+CSS = re.sub(r"/\*.*?\*/", "", STYLE.read_text("utf-8"), flags=re.DOTALL)
 
 
 def color_of(css: str) -> str:
-    (color,) = re.findall(rf"\.m-{css} {{ fill: ([^;]+); }}", CSS)
+    (color,) = (
+        color
+        for names, color in re.findall(r"([^{}]+){ fill: ([^;]+); }", CSS)
+        if f".m-{css}" in {name.strip() for name in names.split(",")}
+    )
+    if named := re.fullmatch(r"var\(--([\w-]+)\)", color):
+        (color, *_) = re.findall(rf"--{named[1]}: (#\w+);", CSS) if named[1] != "ink" else [color]
     return color.upper() if color.startswith("#") else color
 
 

@@ -324,7 +324,7 @@ def test_several_jobs_of_one_name_are_a_list(fleet):
         assert (status, headers["Location"]) == (303, f"/jobs?period={MONTH}&team={OWN}&name=train")
         assert [
             row[0] for row in Page(ask(fleet, headers["Location"])[2]).table("job").rows[1:]
-        ] == [f"train {OWN} · {OWN}-user · NVIDIA L4"]
+        ] == [f"train {OWN} · {OWN}-user · NVIDIA L4 · running"]
         assert len(Page(ask(fleet, f"/jobs?period={MONTH}&name=train")[2]).table("job").rows) == 3
     finally:
         with psycopg.connect(collector.dsn) as connection:

@@ -26,6 +26,8 @@ def counted(server: ModelServer) -> dict[str, int]:
 
 
 def logged(server: ModelServer) -> dict[str, dict]:
+    if not server.log.exists():
+        return {}
     return {row["id"]: row for row in map(json.loads, server.log.read_text().splitlines())}
 
 

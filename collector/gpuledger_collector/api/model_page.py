@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Response
 
-from gpuledger_collector.accounting.period import Calendar, Period, format_instant
+from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.api.context import ReadContext
 from gpuledger_collector.api.page_routes import (
     LAST_DAYS,
@@ -81,7 +81,6 @@ def models_page(context: ReadContext, view: View, words: str) -> Response:
     text = html.render(
         "models.html",
         site=site,
-        now=format_instant(now_ms - now_ms % 1000),
         named=name_range(calendar, period),
         options=view.filters.range_options or f"--period {month}",
         form=list_form(site, Search(words), {}, {}),

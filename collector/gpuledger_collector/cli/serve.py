@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
@@ -101,6 +104,7 @@ def run_collector(
     from gpuledger_collector import serving
 
     serving.serve(settings, say, opens_at=opens_at)
+    _leave()
 
 
 def _start_in_group(settings: Settings, place: str, opens_at: str) -> None:
@@ -115,6 +119,17 @@ def _start_in_group(settings: Settings, place: str, opens_at: str) -> None:
         from gpuledger_collector import serving
 
         serving.serve(settings, _say, group, opens_at=opens_at)
+        _leave()
+
+
+def _leave() -> None:
+    """End a process whose work is done, without waiting for a forecast that a page asked for: its
+    thread, stopped by the interpreter in the middle of native code, would abort the process.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _say(sentence: str) -> None:

@@ -29,6 +29,7 @@ from gpuledger_collector.ingest.files.litellm import (
     add_row,
     cells_of,
 )
+from gpuledger_collector.storage.rows import select_value
 from gpuledger_common.instants import to_datetime
 
 TABLE = "LiteLLM_SpendLogs"
@@ -135,10 +136,11 @@ def _rows(
 
 def may_read_metadata(connection: psycopg.Connection) -> bool:
     """Whether the role may read the column that has the cached tokens."""
-    row = connection.execute(
-        "SELECT has_column_privilege(%s, 'metadata', 'SELECT')", (f'"{TABLE}"',)
-    ).fetchone()
-    return row is not None and bool(row[0])
+    return bool(
+        select_value(
+            connection, "SELECT has_column_privilege(%s, 'metadata', 'SELECT')", (f'"{TABLE}"',)
+        )
+    )
 
 
 def page_query(tenant: TenantColumn, has_cached: bool = True) -> sql.Composed:

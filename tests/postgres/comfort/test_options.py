@@ -120,6 +120,7 @@ NEITHER = {
     "export config": "TOML, for `gpuledger apply`",
     "export erp": "CSV in the columns that its template names",
     "focus periods": "CSV, as FOCUS wants it",
+    "jobs": "a process that runs until it is ended",
     "mcp": "a server that only reads",
     "profiles show": "TOML, to begin a profile with",
     "serve": "a server; --check-config is its dry run",

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.collector import running
-from gpuledger_collector import serving
+from gpuledger_collector import supervisor
 from gpuledger_collector.accounting.ledger_rows import UsageRow
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.cli import start
@@ -138,15 +138,18 @@ def test_pages_that_are_kept_up_are_opened_at_the_billed_month(run, fleet, monke
     """Not at the current month, in which a file of the past has nothing."""
     opened = []
 
-    def serve(_settings, say, *, opens_at) -> None:
-        opened.append(opens_at)
+    def supervise(_settings, _count, say, command) -> int:
+        opened.append(command)
         say("gpuledger listens on http://127.0.0.1:8440")
+        return 0
 
-    monkeypatch.setattr(serving, "serve", serve)
+    monkeypatch.setattr(supervisor, "supervise", supervise)
     code, out, err = run("start", EXAMPLES / "jobs.csv", "--rate", "2.50", "--yes", "--serve")
     assert code == 0, err
     assert "\nthe bill of 2026-10: http://127.0.0.1:8440/?period=2026-10\n" in out
-    assert opened == ["2026-10"]
+    assert [words[:5] for words in opened] == [
+        ["-m", "gpuledger_collector", "serve", "--opens-at", "2026-10"]
+    ]
 
 
 def test_a_receipt_of_unknown_activity_does_not_say_that_nothing_was_wasted(run, fleet) -> None:

@@ -17,6 +17,7 @@ from gpuledger_collector.notifications import budget_mail, digest_mail, finding_
 ROUTES = {
     "GET /": "test_surfaces.py: what teams are charged",
     "GET /spend": "test_spend_series.py: the chargeback of the same range",
+    "GET /models": "tests/pages/test_models.py: the lines of GET /v1/inference",
     "GET /statements": "leads to the list of a month",
     "GET /statements/{level}/{month}": "test_surfaces.py: what each owner pays",
     "GET /statements/{level}/{owner:name}/{month}": "tests/pages/test_statement.py",
@@ -50,6 +51,7 @@ ROUTES = {
 """Ways in that say amounts, and where these are compared."""
 NO_AMOUNTS = """
 GET /assets/{name}, GET /demand, GET /docs, GET /favicon.ico, GET /fleet, GET /healthz,
+GET /live,
 GET /metrics, GET /openapi.json, GET /readyz,
 GET /v1/accelerators, GET /v1/audit,
 GET /v1/budgets/ack, POST /v1/budgets/ack, GET /v1/notifications/ack, POST /v1/notifications/ack, GET /v1/forecast,

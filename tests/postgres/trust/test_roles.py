@@ -129,7 +129,12 @@ def test_only_an_admin_reads_the_audit_log(fleet):
     assert answer["next"] == 2
     status, answer = get(fleet, "/v1/audit?limit=1000&after=2", "admin")
     assert answer["next"] is None
-    assert {item["what"] for item in answer["items"]} == {"budget", "token"}
+    assert {item["what"] for item in answer["items"]} == {
+        "budget",
+        "inference_server",
+        "inference_tenant",
+        "token",
+    }
     assert all(item["at_ms"] <= NOW_MS + 3_600_000 for item in answer["items"])
 
 

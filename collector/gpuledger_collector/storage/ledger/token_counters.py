@@ -271,13 +271,14 @@ def _later(known_ms: int | None, started_ms: int | None) -> int | None:
 
 
 def _page_id(connection: Connection, gateway: str, address: str) -> int:
-    row = connection.execute(
-        "INSERT INTO token_page (gateway, page) VALUES (%s, %s) ON CONFLICT (gateway, page)"
-        " DO UPDATE SET page = excluded.page RETURNING id",
-        (gateway, address),
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
+    return int(
+        select_value(
+            connection,
+            "INSERT INTO token_page (gateway, page) VALUES (%s, %s) ON CONFLICT (gateway, page)"
+            " DO UPDATE SET page = excluded.page RETURNING id",
+            (gateway, address),
+        )
+    )
 
 
 def _series_ids(

@@ -215,7 +215,7 @@ def read_token_days(connection: Connection, days: Sequence[Period]) -> list[Toke
         number: Asker(*words)
         for number, *words in connection.execute(
             "SELECT id, gateway, tenant, model, backend, trust FROM token_asker WHERE id = ANY(%s)",
-            (sorted({row[0] for row in rows}),),
+            (sorted({asker_id for asker_id, *_ in rows}),),
         )
     }
     # Buckets count from 1.
