@@ -71,8 +71,9 @@ _gpuledger_agent() {
         simulate:--collector) return ;;
         simulate:--only) return ;;
         simulate:--without) return ;;
+        simulate:--asked) COMPREPLY=($(compgen -f -- "$word")); return ;;
         simulate:--pages) return ;;
-        simulate:*) offered='-h --help --config --source --target --profile --node --from --to --step --collector --only --without --story --pages --list-nodes' ;;
+        simulate:*) offered='-h --help --config --source --target --profile --node --from --to --step --collector --only --without --story --asked --pages --list-nodes' ;;
         esac
     fi
     COMPREPLY=($(compgen -W "$offered" -- "$word"))

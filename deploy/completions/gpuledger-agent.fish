@@ -82,5 +82,6 @@ complete -c gpuledger-agent -n '__fish_seen_subcommand_from simulate' -l collect
 complete -c gpuledger-agent -n '__fish_seen_subcommand_from simulate' -l only -x -d 'only these nodes, comma-separated'
 complete -c gpuledger-agent -n '__fish_seen_subcommand_from simulate' -l without -x -d 'all nodes except these'
 complete -c gpuledger-agent -n '__fish_seen_subcommand_from simulate' -l story -d 'print the incidents in that time and exit. Not listed - all jobs of the simulated fleet end at every fourth midnight (UTC), so demand falls then'
+complete -c gpuledger-agent -n '__fish_seen_subcommand_from simulate' -l asked -r -F -d 'write the tokens that teams had from the fleets shared model in whole hours of that time to a CSV file for `gpuledger import inference`, and exit'
 complete -c gpuledger-agent -n '__fish_seen_subcommand_from simulate' -l pages -x -d 'replay saved pages of exporters instead - folders NODE/*.prom, each page for an hour, in a loop'
 complete -c gpuledger-agent -n '__fish_seen_subcommand_from simulate' -l list-nodes -d 'print the names of the nodes and exit'

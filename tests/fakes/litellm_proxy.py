@@ -181,9 +181,13 @@ class Chat:
         return str(answer["id"])
 
     def attempt(self, text: str) -> tuple[int, dict]:
-        """Status and answer."""
+        """Status and answer; what is no JSON stands as `text`."""
         with self._sent(text) as answer:
-            return answer.status, json.loads(answer.read())
+            said = answer.read()
+            try:
+                return answer.status, json.loads(said)
+            except json.JSONDecodeError:
+                return answer.status, {"text": said.decode(errors="replace")}
 
     def stream(self, text: str, stop_after: int | None = None, **options: bool) -> str:
         """Ask for a stream and read it to its end, or hang up after so many tokens; its id.

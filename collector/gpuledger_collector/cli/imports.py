@@ -596,10 +596,14 @@ def litellm(
     Rows that LiteLLM answered from its own cache moved no GPU and are left out. Prompts, answers,
     addresses and keys are never read.
     """
+    span = (
+        None if begin is None else _instant("--from", begin),
+        None if end is None else _instant("--to", end),
+    )
     if (file is None) == (database is None):
         refuse("give either a FILE or --database FILE")
     if file is not None:
-        if begin is not None or end is not None:
+        if span != (None, None):
             refuse("--from and --to are for --database; a file is read as a whole")
         with reading(file) as on_line:
             logs = read_spend_logs(
@@ -608,7 +612,7 @@ def litellm(
         refuse_bad(file, logs, skip_bad)
     with open_session(dsn, config) as session:
         if database is not None:
-            logs = _read_litellm(session, database, (begin, end), gateway_name(gateway), tenant)
+            logs = _read_litellm(session, database, *span, gateway_name(gateway), tenant)
             refuse_bad(Path(TABLE), logs, skip_bad)
         print(_write_tokens(session, logs.rows, also, dry_run, logs.from_cache))
 
@@ -616,18 +620,16 @@ def litellm(
 def _read_litellm(
     session: Session,
     database: Path,
-    span: tuple[str | None, str | None],
+    start_ms: int | None,
+    end_ms: int | None,
     gateway: str,
     tenant: TenantColumn,
 ) -> SpendLogs:
     """The spend logs of a database; the period is that of `--from` and `--to`."""
-    begin, end = span
-    start_ms = (
-        imports.next_token_usage_ms(session.database, gateway)
-        if begin is None
-        else _instant("--from", begin)
-    )
-    end_ms = clock_ms() + DAY_MS if end is None else _instant("--to", end)
+    if start_ms is None:
+        start_ms = imports.next_token_usage_ms(session.database, gateway)
+    if end_ms is None:
+        end_ms = clock_ms() + DAY_MS
     if end_ms <= start_ms:
         refuse("--to: does not lie after the begin")
     try:

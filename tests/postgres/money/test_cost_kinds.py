@@ -93,7 +93,7 @@ def test_the_chargeback_has_list_contracted_and_effective_cost(committed, run):
     assert sum(Decimal(row["cost"]) for row in rows.values()) == Decimal("156.00")
     code, out, _ = run("reconcile", "--period", "2025-10")
     assert code == 0
-    assert "commitment_unused" in out
+    assert "unused commitments" in out
     assert "324000000 = 324000000 micro-USD" in out
     assert "Commitments paid for 168.000000 GPU-hours that nobody used." in out
     sheet = json.loads(run("reconcile", "--period", "2025-10", "--format", "json")[1])

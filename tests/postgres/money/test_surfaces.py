@@ -330,7 +330,8 @@ actions list, actions dry-run, actions run, budgets ack, forecast, forecast hist
 scale backtest, plan memory, plan training, plan storage, plan network, import usage, import sacct, import prices,
 import inventory, import samples, import bill, import queue, import shares, import inference,
 import litellm, apply, prices set, tags check, examples,
-serve, mcp, profiles list, profiles show, profiles check, doctor, token create, token list, token revoke, token rotate,
+jobs, serve, mcp,
+profiles list, profiles show, profiles check, doctor, token create, token list, token revoke, token rotate,
 completion, db upgrade, db check, db partitions, db distribute, db pack, db backup, db restore, db grant-reader,
 db revoke-reader, nodes list, nodes retire, export samples, audit list, audit verify, privacy show, privacy erase,
 outbox list, outbox send

@@ -6,6 +6,7 @@ import pytest
 
 from fakes.fleet import DAY, HOUR, Held
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Zone
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.services.run_report import bucket_start, report_run
 
 pytestmark = pytest.mark.slow
@@ -38,7 +39,9 @@ def test_the_last_hour_of_the_long_day_is_in_the_report(fleet, run, ledger, tmp_
     with ledger.transaction() as connection:
         (number,) = connection.execute("SELECT id FROM workload").fetchone()
         made = report_run(connection, number, "day", 1_800_000_000_000)
-    assert [(str(day.date), day.busy_ms // HOUR, day.cost_micro["USD"]) for day in made.days] == [
+    assert [
+        (str(day.date), day.busy_ns // GPU_NS_PER_HOUR, day.cost_micro["USD"]) for day in made.days
+    ] == [
         ("2025-10-25", 2, 4_000_000),
         ("2025-10-26", 25, 50_000_000),
         ("2025-10-27", 1, 2_000_000),

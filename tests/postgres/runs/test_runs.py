@@ -259,7 +259,7 @@ def test_parts_peers_and_scaling_stand_in_the_report(priced, run):
     ]
     code, out, _ = run("runs", "show", "2")
     assert code == 0
-    assert "4 GPUs: 0.500, efficiency 50% (runs: 1)" in out
+    assert "4 GPUs: 0.500, efficiency 50 % (runs: 1)" in out
     assert "cannot be said" in out
 
 
