@@ -240,8 +240,9 @@ class _Window:
                 by_place.setdefault((finding.accelerator_id, finding.state), []).append(finding)
         current = []
         for episode in idle_episodes(minutes, classify(minutes), estimate_survival(minutes)):
-            # Episodes that ended within the context were written by an earlier window.
-            if self._at_ms(episode.end) > self._start_ms:
+            # Episodes that ended within the context were written by an earlier window. One that may
+            # go on, where evidence of the window's first minutes is still to come, has not ended.
+            if episode.ongoing or self._at_ms(episode.end) > self._start_ms:
                 accelerator = accelerators[episode.row]
                 candidates = by_place.get(
                     (accelerator.accelerator_id, episode.state.name.lower()), []

@@ -99,6 +99,16 @@ def test_work_resolves_a_finding_and_idleness_opens_another(fleet, findings):
     assert rows[1][6] is None
 
 
+def test_evidence_that_is_late_at_a_full_hour_ends_nothing(fleet, findings):
+    """Of the new hour nothing has arrived yet: what was idle until then is, for half an hour."""
+    furnish(fleet)
+    for seconds in (0, 30, 300, 1_740):
+        find_idle(findings, OCTOBER + DAY + seconds * 1000)
+        assert [row[6] for row in dump(fleet)] == [None] * 3, seconds
+    find_idle(findings, OCTOBER + DAY + 40 * MINUTE)
+    assert {row[6] for row in dump(fleet)} == {OCTOBER + DAY}
+
+
 def test_silence_is_no_finding(fleet, findings):
     """A node whose agent stops is not idle: the finding ends where it was last seen, and nothing is
     added.
