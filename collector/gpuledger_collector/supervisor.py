@@ -228,7 +228,8 @@ class Supervisor:
         """Start a process on a slot; it becomes the slot's own, unless another one has it still."""
         name = await self._free_name(slot)
         ours, theirs = socket.socketpair()
-        with theirs:
+        with contextlib.ExitStack() as unless_started, theirs:
+            unless_started.enter_context(ours)
             inherited = [] if slot.listener is None else [slot.listener.fileno()]
             place = Place(
                 slot.name,
@@ -252,6 +253,7 @@ class Supervisor:
                     if variable != "NOTIFY_SOCKET"
                 },
             )
+            unless_started.pop_all()
         lines, channel = await asyncio.open_connection(sock=ours)
         worker = Worker(name, process, channel)
         self._alive.add(worker)
@@ -263,6 +265,14 @@ class Supervisor:
         if self._stopping.is_set():
             worker.signal(signal.SIGTERM)
         return worker
+
+    async def _try_start(self, slot: Slot) -> Worker | None:
+        """Start a process; None where the machine has no memory for it, or no Python any more."""
+        try:
+            return await self._start(slot)
+        except OSError as error:
+            log.error("%s cannot be started: %s", slot, error)  # noqa: TRY400 - it says it all
+            return None
 
     async def _free_name(self, slot: Slot) -> str:
         """A name of the slot among the metrics.
@@ -323,9 +333,12 @@ class Supervisor:
             await asyncio.wait_for(self._stopping.wait(), slot.wait_s)
         slot.wait_s = min(LONGEST_WAIT_SECONDS, max(FIRST_WAIT_SECONDS, 2 * slot.wait_s))
         async with slot.change:
-            if slot.worker is None and not self._stopping.is_set():
-                self._restarts += 1
-                await self._start(slot)
+            while slot.worker is None and not self._stopping.is_set():
+                if await self._try_start(slot) is not None:
+                    self._restarts += 1
+                    return
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), LONGEST_WAIT_SECONDS)
 
     # all processes
 
@@ -350,7 +363,7 @@ class Supervisor:
             for slot in self._slots:
                 # The workers have descriptors of their own: once those are closed connections are
                 # refused.
-                if slot.listener is not None:
+                if slot.listener is not None:  # as each of them has
                     slot.listener.close()
         for worker in self._alive:
             worker.signal(number)
@@ -382,10 +395,8 @@ class Supervisor:
         old = slot.worker
         if old is None or self._stopping.is_set():  # whoever is started again is new
             return True
-        try:
-            new = await self._start(slot)
-        except OSError as error:  # no memory, or no Python any more
-            log.error("no process can be started: %s", error)  # noqa: TRY400 - it says it all
+        new = await self._try_start(slot)
+        if new is None:
             return False
         await self._wait_until(lambda: new.is_ready or new not in self._alive)
         if self._stopping.is_set():

@@ -73,6 +73,7 @@ def test_an_outside_database_is_used_and_never_migrated_unasked(postgres):
         (["db", "check"], {"GPULEDGER_DATA_DIRR": "x"}, 2, "GPULEDGER_DATA_DIR"),
         (["serve", "--check-config"], {"GPULEDGER_LISTEN": "0.0.0.0:1"}, 2, "agent_token_file"),
         (["serve", "--config", "/nowhere.toml"], {}, 2, "/nowhere.toml"),
+        (["serve", "--config", "/dev/stdin"], {}, 2, "/dev/stdin can be read once"),
         (["db", "check"], {"GPULEDGER_DATA_DIR": "/dev/null/x"}, 3, "GPULEDGER_DATA_DIR"),
         (["no-such-command"], {}, 2, "no-such-command"),
     ],

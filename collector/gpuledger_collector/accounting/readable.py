@@ -71,12 +71,12 @@ def count_text(number: Decimal) -> str:
 
 
 def share_text(share: Decimal) -> str:
-    """A share of a whole in percent, without the sign: `83`; `<1` where it is not nothing and
-    `>99` where it is not all.
+    """A share of a whole, or a change of it, in percent and without its sign: `83`; `<1` where it
+    is not nothing and `>99` (`<-99`) where it is not all.
     """
     percent = HUNDRED * share
-    if HUNDRED - 1 < percent < HUNDRED and round(percent) == HUNDRED:
-        return ">99"
+    if abs(percent) < HUNDRED and abs(round(percent)) == HUNDRED:
+        return ">99" if percent > 0 else "<-99"
     return round_text(percent, 0)
 
 

@@ -262,8 +262,9 @@ def _key_column(bill: Report, at: int) -> Column[ReportRow]:
     def value(row: ReportRow) -> str:
         if id(row) not in totals:
             return row.keys[at]
-        name = "unpriced" if row.currency is None and not bill.has_no_price else "total"
-        return "" if at else name
+        if at:
+            return ""
+        return "unpriced" if row.currency is None and not bill.has_no_price else "total"
 
     return Column(bill.by[at], value)
 

@@ -163,7 +163,7 @@ def _fit(
     while True:
         # A line of blocks goes first: it decides less than any text. Then narrow the widest text by
         # one, as long as that can suffice; else leave out the last optional column and look again;
-        # with none left, narrow every text as far as it goes. Numbers keep their width throughout.
+        # with none left, break words as well. Numbers keep their width throughout.
         excess = sum(needs[column.name] + GAP for column in shown) - GAP - width
         texts = [
             column.name
@@ -179,13 +179,10 @@ def _fit(
             needs[max(texts, key=needs.__getitem__)] -= 1
         elif any(column.is_optional for column in shown):
             shown.remove([column for column in shown if column.is_optional][-1])
-        elif foldable := [
-            column.name
-            for column in shown
-            if not column.keeps_width and needs[column.name] > MIN_TEXT
-        ]:
-            needs.update(dict.fromkeys(foldable, MIN_TEXT))
+        elif any(length > MIN_TEXT for length in least.values()):
+            least = dict.fromkeys(least, MIN_TEXT)
         else:
+            needs.update(dict.fromkeys(texts, MIN_TEXT))
             return shown
 
 

@@ -140,9 +140,6 @@ def _held_line(held: ReceiptLine) -> str:
     if held.node_cost:
         cost = f"{minor_amount(held.cost_micro, held.currency)} {held.currency}"
         return f"  {held.node_cost} of nodes in {held.pool}  {cost}"
-    if held.is_correction and held.currency:
-        cost = f"{minor_amount(held.cost_micro, held.currency)} {held.currency}"
-        return f"  corrections at {held.rate} (rate {held.price_id})  {cost}"
     total, busy, idle, unknown = hours_decimal(
         [held.gpu_ns, held.busy_ns, held.idle_ns, held.unknown_ns], 2
     )
@@ -152,6 +149,8 @@ def _held_line(held: ReceiptLine) -> str:
     cost = (
         f"{minor_amount(held.cost_micro, held.currency)} {held.currency}" if held.currency else ""
     )
+    if held.is_correction and held.currency:
+        return f"  corrections {rate}  {cost}"
     activity = (
         f"busy {busy}, idle {idle}, unknown {unknown}"
         if held.has_known_activity

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -59,7 +60,7 @@ def serve(
     if worker is not None:
         _start_in_group(settings, worker, opens_at)
     else:
-        run_collector(settings, _say)
+        run_collector(settings, _say, config)
 
 
 @app.command("jobs", epilog="Example: gpuledger jobs --config /etc/gpuledger/collector.toml")
@@ -87,19 +88,26 @@ def _with_workers(settings: Settings, workers: str) -> Settings:
 def run_collector(
     settings: Settings,
     say: Callable[[str], None],
+    config: Path | None,
     command: Sequence[str] | None = None,
     *,
     opens_at: str = "",
 ) -> None:
     """Serve until a signal, with the jobs where the settings want them, and exit.
 
-    `command`: the arguments of Python by which another command starts the processes of `serve`.
+    `config`: where the settings are from; `command`: the arguments of Python by which another
+    command starts the processes of `serve`.
     `opens_at`: the period that the first page shows.
     """
     from gpuledger_collector import supervisor
 
     count = supervisor.worker_count(settings.workers, supervisor.available_cores())
     if count > 1 or settings.jobs:
+        if config is not None and not config.is_file():
+            refuse(
+                f"--config: {config} can be read once, and each process of the collector reads it:"
+                " write it into a file, or serve in one process with --workers 1 --no-jobs"
+            )
         raise typer.Exit(supervisor.supervise(settings, count, say, command))
     from gpuledger_collector import serving
 

@@ -174,7 +174,9 @@ def start(
         run_collector(
             load_settings(config, dsn),
             partial(_say_address, month),
-            ["-m", "gpuledger_collector", "serve", "--opens-at", month, *given],
+            config,
+            # Without the folder of the user's files among the modules.
+            ["-P", "-m", "gpuledger_collector", "serve", "--opens-at", month, *given],
             opens_at=month,
         )
 

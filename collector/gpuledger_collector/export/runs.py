@@ -291,7 +291,8 @@ def as_text(report: RunReport) -> str:
             lines.append(f"  {line.node_cost} of nodes in {line.pool}; {cost}")
             continue
         if line.is_correction and line.currency:
-            lines.append(f"  corrections at {line.rate} in {line.pool}; {cost}")
+            at_rate = f" at {line.rate}" if line.rate and not line.commitment else ""
+            lines.append(f"  corrections{at_rate} in {line.pool}; {cost}")
             continue
         lines.append(
             f"  {html.hours(line.gpu_ns)} GPU-hours of {line.gpu_model or 'an unknown model'} in"

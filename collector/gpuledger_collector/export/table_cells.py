@@ -2,7 +2,7 @@
 blocks where there is a series.
 
 The places of a column are those of its smallest amount, its totals included, so that its cells stand
-under each other and nothing is rounded away. What is no number (`-`, `not yet`) is shown as it is.
+under each other, and nothing is shown as zero that is more. What is no number (`-`, `not yet`) is shown as it is.
 """
 
 from __future__ import annotations

@@ -147,8 +147,8 @@ def test_pages_that_are_kept_up_are_opened_at_the_billed_month(run, fleet, monke
     code, out, err = run("start", EXAMPLES / "jobs.csv", "--rate", "2.50", "--yes", "--serve")
     assert code == 0, err
     assert "\nthe bill of 2026-10: http://127.0.0.1:8440/?period=2026-10\n" in out
-    assert [words[:5] for words in opened] == [
-        ["-m", "gpuledger_collector", "serve", "--opens-at", "2026-10"]
+    assert [words[:6] for words in opened] == [
+        ["-P", "-m", "gpuledger_collector", "serve", "--opens-at", "2026-10"]
     ]
 
 

@@ -13,6 +13,7 @@ from gpuledger_collector.accounting.readable import (
     hours_text,
     percent,
     round_text,
+    share_text,
     size_text,
 )
 from gpuledger_collector.export import html
@@ -131,4 +132,18 @@ def test_the_units_of_time() -> None:
         "95 hours",
         "4 days",
         "400 days",
+    ]
+
+
+def test_a_change_is_not_all_of_it_before_it_is():
+    """Both ways: what lost 99.5 % is not gone."""
+    shares = ("0.83", "0.995", "1", "-0.995", "-1", "-0.13", "0.001")
+    assert [share_text(Decimal(share)) for share in shares] == [
+        "83",
+        ">99",
+        "100",
+        "<-99",
+        "-100",
+        "-13",
+        "<1",
     ]

@@ -37,3 +37,11 @@ def test_a_corrected_price_is_an_amount():
     assert said == "10.00 h x 2.00 + 10.00 of corrections"
     assert "0.00" not in _held_line(receipt.held[1]).replace("10.00", "")
     assert "corrections at 3" in _held_line(receipt.held[1])
+
+
+def test_a_correction_of_covered_time_names_what_covered_it():
+    """No rate set its cost, so none is said."""
+    covered = charge(2, 0, 10)
+    covered.commitment = SimpleNamespace(name="reserved")
+    (line,) = make_receipt([covered], ()).held
+    assert _held_line(line) == "  corrections covered by commitment reserved  10.00 USD"

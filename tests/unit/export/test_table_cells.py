@@ -138,3 +138,15 @@ def test_words_and_instants_stay_in_one_piece() -> None:
     narrow = table_text(columns, [row], 40).splitlines()[1]
     assert narrow == "(commitment_unused)  2023-11-14T22:13Z"
     assert "2023-11-14T22:13Z" in table_text(columns, [row], 28)
+
+
+def test_a_table_that_is_a_little_too_wide_breaks_as_little_as_it_must():
+    """Four words of twenty letters and three gaps are 86 wide: one less breaks one word."""
+    columns = [Column(name, itemgetter(at)) for at, name in enumerate("abcd")]
+    word = "abcdefghijklmnopqrst"
+    whole = table_text(columns, [(word,) * 4], 86)
+    assert whole.count(word) == 4
+    broken = table_text(columns, [(word,) * 4], 85)
+    assert broken.count(word) == 3
+    assert max(map(len, broken.splitlines())) <= 85
+    assert max(map(len, table_text(columns, [(word,) * 4], 20).splitlines())) > 20
