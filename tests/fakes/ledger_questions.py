@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +32,7 @@ from gpuledger_collector.notifications import finding_mail
 from gpuledger_collector.services.finding_notifications import MailWriters, notify_findings
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.idle_search import find_idle
+from gpuledger_collector.services.live import LiveWatch
 from gpuledger_collector.services.recommendation_search import recommend
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.services.spending_watch import SpendingWatch
@@ -43,8 +43,6 @@ from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.wire import Samples
 
-_MADE_AT = re.compile(r"(?<=GPU Ledger[, ])[^.]*Z(?=\.)")
-"""When a page was made, as it says below."""
 MINUTE = 60_000
 RECORDING = {
     "format": "gpuledger-recording/1",
@@ -75,6 +73,20 @@ period = "month"
 amount = 100
 currency = "USD"
 """
+SERVER = """
+billing_zone = "UTC"
+
+[[inference]]
+name = "chat"
+models = ["chat"]
+served_by = { team = "inference" }
+weights = "1 : 0.1 : 4"
+effective_from = 2025-10-01
+
+[[tenant]]
+tenant = "vision"
+owner = { team = "vision" }
+"""
 KOLKATA = 'billing_zone = "Asia/Kolkata"\n'
 """Its midnights cut an hour of UTC in two."""
 SECOND = OCTOBER + DAY + 6 * HOUR
@@ -94,8 +106,17 @@ def ask(dsn: str, folder: Path, answer: Callable[[str, Callable[[], object]], No
     with mock.patch.multiple(wiring, read_clock=lambda: NOW_MS, intakes=among_workers):
         asking.run("apply", asking.file("declared.toml", DECLARED))
         _furnish(asking.fleet)
-        with running(dsn) as asking.collector:
-            for part in (_jobs, _reports, _pages, _imports, _disputes, _remote_write, _changes):
+        with running(dsn, clock=lambda: NOW_MS) as asking.collector:
+            for part in (
+                _jobs,
+                _reports,
+                _pages,
+                _imports,
+                _disputes,
+                _remote_write,
+                _changes,
+                _tenants,
+            ):
                 for name, question in part(asking):
                     answer(name, question)
     asking.fleet.connection.close()
@@ -117,15 +138,13 @@ class _Asking:
         return out.replace(str(self.folder), "")
 
     def get(self, path: str) -> str:
-        """A page or an answer of the collector, once nothing of it is being computed; without the
-        instant of it.
-        """
+        """A page or an answer of the collector, once nothing of it is being computed."""
         while True:
             status, _, answer = self.collector.request("GET", path)
             assert status == 200, (path, answer)
             text = answer if isinstance(answer, str) else json.dumps(answer, sort_keys=True)
             if "being computed" not in text:
-                return _MADE_AT.sub("", text)
+                return text
             time.sleep(0.1)
 
     def file(self, name: str, text: str) -> Path:
@@ -275,6 +294,8 @@ def _pages(asking: _Asking) -> Iterator[_Question]:
         f"/spend?{span}",
         f"/spend?{span}&by=model&format=csv",
         "/spend?from=2025-10-01&to=2025-10-05&by=pool",
+        "/demand?gpus=2",
+        "/demand?by=model&format=csv",
     ):
         yield path, lambda path=path: asking.get(path)
 
@@ -384,3 +405,35 @@ def _changes(asking: _Asking) -> Iterator[_Question]:
 def _bill(asking: _Asking) -> str:
     text = asking.run("chargeback", *MONTH, "--by", "team", "--format", "csv")
     return "\n".join(f"{row['team']} {row['cost']}" for row in csv.DictReader(io.StringIO(text)))
+
+
+def _tenants(asking: _Asking) -> Iterator[_Question]:
+    """Who asked the shared server, and what changes on pages that stay open. After the zone in
+    which no server is split.
+    """
+    yield "declare a server", lambda: asking.run("apply", asking.file("server.toml", SERVER))
+    table = "start,end,model,tenant,input_tokens,cached_tokens,output_tokens\n" + "".join(
+        f"2025-10-0{day}T0{hour}:00:00Z,2025-10-0{day}T0{hour}:30:00Z,chat,{tenant},{100 * day},{hour},7\n"
+        for day in (2, 3)
+        for hour in (1, 5)
+        for tenant in ("vision", "nlp")
+    )
+    file = asking.file("tokens.csv", table)
+    yield "import inference", lambda: asking.run("import", "inference", file)
+    yield "import inference once more", lambda: asking.run("import", "inference", file)
+    for arguments in (("list", "--by", "tenant,day"), ("list", "--by", "hour"), ("servers",)):
+        name = f"inference {' '.join(arguments)}"
+        line = ("inference", *arguments, *MONTH, "--format", "csv")
+        yield name, lambda line=line: asking.run(*line)
+    span = "from=2025-10-02&to=2025-10-04"
+    for path in (f"/models?{span}", f"/v1/inference?{span}"):
+        yield path, lambda path=path: asking.get(path)
+
+    def look() -> list[str]:
+        watch = LiveWatch(asking.database)
+        try:
+            return [str(watch.look(NOW_MS).changes) for _ in range(2)]
+        finally:
+            watch.close()
+
+    yield "live", look
