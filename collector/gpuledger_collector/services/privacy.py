@@ -6,6 +6,7 @@ from gpuledger_collector.accounting.personal_data import Place
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.access import audit, privacy
 from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger import token_counters
 from gpuledger_collector.storage.locks import Lock
 
 
@@ -20,7 +21,9 @@ def erase_person(database: Database, name: str, now_ms: int) -> tuple[str, list[
     pseudonym, and where the name was.
     """
     with database.connect() as connection:
-        pseudonym, places = privacy.erase(connection, name, audit.person(), now_ms)
+        with connection.transaction():
+            token_counters.keep_series(connection, name)
+            pseudonym, places = privacy.erase(connection, name, audit.person(), now_ms)
         days = privacy.requested_days(connection)
         if days is not None:
             refresh(database, days, now_ms)

@@ -15,6 +15,7 @@ from gpuledger_collector.accounting.inference import (
     fold_records,
 )
 from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.personal_data import is_pseudonym
 from gpuledger_collector.accounting.token_counters import TokenSeries
 from gpuledger_collector.storage.ledger import token_counters, token_usage
 from gpuledger_collector.storage.ledger.token_counters import ReadPage, store_pages
@@ -338,3 +339,25 @@ def test_tenants_of_a_page_beyond_the_limit_add_up_as_other(connection, monkeypa
     store_pages(connection, [page(4, {(each, "output"): 40 for each in askers}, started=-90)])
     assert output_of(connection, askers[7]) == 0
     assert sum(hour.tokens.output for hour in hours(connection)) == 8 * 40
+
+
+def test_a_tenant_whose_name_was_erased_is_not_counted_again(connection, run):
+    """Its page goes on with the name: a new asker would count all of its history once more."""
+    ada = Asker("litellm", "ada", "qwen")
+    store_pages(connection, [page(0, {(ada, "output"): 9_000}, started=-90)])
+    store_pages(connection, [page(1, {(ada, "output"): 9_010}, started=-90)])
+    assert run("privacy", "erase", "ada")[0] == 0
+    values = {(ada, "output"): 9_030, (ada, "input"): 7, (NLP, "output"): 5}
+    store_pages(connection, [page(2, values, started=-90)])
+    tokens = Counter()
+    for hour in hours(connection):
+        tokens[hour.asker.tenant] += hour.tokens.output
+    (pseudonym,) = set(tokens) - {"nlp"}
+    assert is_pseudonym(pseudonym)
+    assert tokens == {pseudonym: 30, "nlp": 5}
+    # Erased once more, the page is still told from a new one.
+    assert run("privacy", "erase", pseudonym)[0] == 0
+    store_pages(connection, [page(3, {(ada, "output"): 9_040}, started=-90)])
+    stored = connection.execute("SELECT tenant FROM token_asker ORDER BY tenant").fetchall()
+    assert len(stored) == 2
+    assert sum(hour.tokens.output for hour in hours(connection)) == 45

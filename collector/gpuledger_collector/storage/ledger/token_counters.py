@@ -15,6 +15,8 @@ from dataclasses import astuple, dataclass, field, replace
 
 from gpuledger_collector.accounting.inference import Asker, TokenRecord, Tokens, spread_units
 from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.accounting.personal_data import is_pseudonym
+from gpuledger_collector.accounting.reserved_names import escape_name
 from gpuledger_collector.accounting.token_counters import (
     GAP_MS,
     INVERTED_MS,
@@ -112,6 +114,24 @@ def gateways_read(connection: Connection, records: Iterable[TokenRecord]) -> lis
     ]
 
 
+def keep_series(connection: Connection, name: str) -> None:
+    """Mark the series of a tenant whose name is erased next, in the caller's transaction: the page
+    goes on with the name, and series that began anew would count their whole value.
+    """
+    locks.take(connection, Lock.TOKENS)
+    rows = connection.execute(
+        "SELECT s.id, part, gateway, tenant, model, backend, trust FROM token_series s JOIN"
+        " token_asker a ON a.id = asker_id WHERE tenant = ANY(%s) AND split_part(part, '.', 3) = ''",
+        ([name, escape_name(name)],),
+    )
+    parts = {number: _part_of_moved(part, _digest(Asker(*words))) for number, part, *words in rows}
+    connection.execute(
+        "UPDATE token_series s SET part = m.part FROM unnest(%s::bigint[], %s::text[]) AS m (id,"
+        " part) WHERE s.id = m.id",
+        (list(parts), list(parts.values())),
+    )
+
+
 def newest_parts(
     connection: Connection, gateway: str, page: str, since_ms: int
 ) -> list[tuple[TokenSeries, int]]:
@@ -178,7 +198,9 @@ def _store_page(
 def _limit_askers(
     connection: Connection, page_id: int, read: Sequence[ReadPage]
 ) -> Sequence[ReadPage]:
-    """Readings of a page, with the series of askers beyond the limit under the tenant (other)."""
+    """Readings of a page, with the series of askers beyond the limit under the tenant (other), and
+    those of a tenant whose name was erased under its pseudonym.
+    """
     askers = {series.asker for page in read for series in page.values}
     rows = connection.execute(
         "SELECT DISTINCT a.id, gateway, tenant, model, backend, trust FROM token_series s JOIN"
@@ -186,7 +208,11 @@ def _limit_askers(
         (page_id,),
     )
     known = {Asker(*words): number for number, *words in rows}
-    others = [number for asker, number in known.items() if asker.tenant == OVERFLOW_TENANT]
+    others = [
+        number
+        for asker, number in known.items()
+        if asker.tenant == OVERFLOW_TENANT or is_pseudonym(asker.tenant)
+    ]
     if not others and len(known) + len(askers) <= MAX_ASKERS:
         return read
     moved = _moved_askers(connection, page_id, others)
@@ -221,10 +247,14 @@ def _moved(values: Mapping[TokenSeries, int], moved: Mapping[str, Asker]) -> dic
     for series, value in values.items():
         digest = _digest(series.asker)
         if digest in moved:
-            part = f"{series.part or '0.'}.{digest}"
-            series = TokenSeries(moved[digest], series.counter, part)
+            series = TokenSeries(moved[digest], series.counter, _part_of_moved(series.part, digest))
         result[series] = value
     return result
+
+
+def _part_of_moved(part: str, digest: str) -> str:
+    """The part of a series that is stored under another asker than its own."""
+    return f"{part or '0.'}.{digest}"
 
 
 def _digest(asker: Asker) -> str:
