@@ -42,7 +42,7 @@ from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period
 from gpuledger_collector.accounting.reserved_names import booked_name, escape_name
 from gpuledger_collector.accounting.unit_cost import count_by_hour
 from gpuledger_collector.storage.billing import inference, periods
-from gpuledger_collector.storage.billing.inference import WorkloadDay
+from gpuledger_collector.storage.billing.inference import WorkloadDay, WorkloadHour
 from gpuledger_collector.storage.ledger import token_usage, workloads, zones
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.plurals import plural
@@ -71,18 +71,27 @@ class NoHours(ValueError):
     """Of a closed month days are kept, and no hours; the message says so."""
 
 
+@dataclass(frozen=True, slots=True)
+class _SplitPeriod:
+    """A part of a period that was split: the servers that answered, and what they cost."""
+
+    period: Period
+    server_of: _ServerOf
+    answered: _Answered
+
+
 @dataclass(slots=True)
 class InferenceDays:
     """The lines of a period by day, and what was left out of them.
 
-    `splits`: the servers that answered, by the parts of the period that were split for this answer;
-    `kept`: the closed months in it that were read as they were kept.
+    `splits`: the parts of the period that were split for this answer; `kept`: the closed months in
+    it that were read as they were kept.
     """
 
     lines: list[InferenceLine] = field(default_factory=list)
     servers: list[ServerLine] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    splits: list[tuple[Period, _ServerOf]] = field(default_factory=list, compare=False)
+    splits: list[_SplitPeriod] = field(default_factory=list, compare=False)
     kept: list[str] = field(default_factory=list)
 
 
@@ -180,7 +189,7 @@ def split_period(connection: Connection, period: Period, declared_ms: int | None
     answered = _Answered(connection, period, servers)
     server_of = _ServerOf(servers, dates)
     asked = _Asked(server_of, token_usage.read_token_days(connection, days))
-    answer = InferenceDays(splits=[(period, server_of)])
+    answer = InferenceDays(splits=[_SplitPeriod(period, server_of, answered)])
     for day in days:
         date = dates[day.start_ms]
         for number, server in enumerate(servers):
@@ -455,12 +464,11 @@ class _Answered:
             for server, own in zip(servers, self._matching, strict=True)
         ]
         self._day_of = _DayStarts(zones.calendar(connection))
-        self._held: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
-        self._is_seen: set[int] = set()
+        self._held: dict[tuple[int, int], list[WorkloadHour]] = defaultdict(list)
+        self._seen_workloads: set[int] = set()
         for hour in inference.read_workload_hours(connection, period, chosen) if chosen else ():
-            day_ms = self._day_of[hour.hour_ms]
-            self._held[hour.workload_id, day_ms][hour.hour_ms] = hour.longest_ms
-            self._is_seen.add(hour.workload_id)
+            self._held[hour.workload_id, self._day_of[hour.hour_ms]].append(hour)
+            self._seen_workloads.add(hour.workload_id)
         self._by_day: dict[tuple[int, int], _CountsByDay] = {}
 
     def workloads_on(self, number: int, date: dt.date) -> set[int]:
@@ -494,6 +502,26 @@ class _Answered:
                 entry[3] += row.unknown_ns
         return {currency: ServerCost(*entry) for currency, entry in sums.items()}
 
+    def hour_costs_on(self, day: Period, ids: set[int]) -> dict[str, dict[int, int]]:
+        """What the workloads of a server cost in each hour of a day, by currency: the day of each
+        by the time that it held, and evenly where no time is known.
+        """
+        hours = _hours_of(day)
+        costs: dict[str, dict[int, int]] = {}
+        for row in self._days.get(day.start_ms, ()):
+            if row.workload_id in ids:
+                held = {
+                    hour.hour_ms: hour.held_ms
+                    for hour in self._held.get((row.workload_id, day.start_ms), ())
+                    if hour.held_ms
+                } or dict.fromkeys(hours, 1)
+                of_currency = costs.setdefault(row.currency, dict.fromkeys(hours, 0))
+                micro = row.cost_micro + self._adjusted.get(row, 0)
+                parts = split_signed(micro, list(held.values()))
+                for hour_ms, part in zip(held, parts, strict=True):
+                    of_currency[hour_ms] += part
+        return costs
+
     def counted_on(self, number: int, day: Period, ids: set[int]) -> ServerCount | None:
         """What the counters of a server's workloads counted on a day; None: they say nothing."""
         tokens = dict.fromkeys(TOKEN_COUNTERS, 0)
@@ -504,13 +532,14 @@ class _Answered:
             for counter, hours in counted.items():
                 is_known = True
                 tokens[counter] += sum(units for units, _ in hours.values())
-            if workload_id not in self._is_seen:
+            if workload_id not in self._seen_workloads:
                 uncovered_ms += day.ms
-            for hour_ms, held_ms in self._held.get((workload_id, day.start_ms), {}).items():
+            for hour in self._held.get((workload_id, day.start_ms), ()):
                 covered_ms = min(
-                    counted.get(counter, {}).get(hour_ms, (0, 0))[1] for counter in TOKEN_COUNTERS
+                    counted.get(counter, {}).get(hour.hour_ms, (0, 0))[1]
+                    for counter in TOKEN_COUNTERS
                 )
-                uncovered_ms += max(held_ms - covered_ms, 0)
+                uncovered_ms += max(hour.longest_ms - covered_ms, 0)
         if not is_known:
             return None
         return ServerCount(
@@ -614,37 +643,64 @@ def _adjustments(
     return adjusted
 
 
+def _hours_of(day: Period) -> list[int]:
+    """The begins of the hours of a day."""
+    return [piece.start_ms - piece.start_ms % HOUR_MS for piece in day.hours()]
+
+
+@dataclass(slots=True)
+class _SplitHours:
+    """What the hours of days are split by: tokens by claimant, and costs by currency."""
+
+    asked: dict[tuple[str, int, Claimant], dict[int, Tokens]]
+    weights: dict[tuple[str, int], Weights]
+    costs: dict[tuple[str, int, str], dict[int, int]]
+
+
+def _read_hours(connection: Connection, split: _SplitPeriod, hours: _SplitHours) -> None:
+    """Add what is known of the hours of a part of a period."""
+    calendar = zones.calendar(connection)
+    day_of = _DayStarts(calendar)
+    servers = split.server_of.servers
+    for hour in token_usage.read_token_hours(connection, split.period):
+        day_ms = day_of[hour.hour_ms]
+        number = split.server_of.find(hour.asker, day_ms)
+        if number is None:
+            continue
+        of_claimant = hours.asked[servers[number].name, day_ms, claimant_of(hour.asker)]
+        of_claimant[hour.hour_ms] = of_claimant.get(hour.hour_ms, Tokens()) + hour.tokens
+    for day in calendar.days(split.period):
+        date = calendar.date_of(day.start_ms)
+        for number, server in enumerate(servers):
+            if server.holds_on(date):
+                hours.weights[server.name, day.start_ms] = server.token_weights
+                ids = split.answered.workloads_on(number, date)
+                for currency, costs in split.answered.hour_costs_on(day, ids).items():
+                    hours.costs[server.name, day.start_ms, currency] = costs
+
+
 def _spread_hours(
     connection: Connection,
     period: Period,
-    splits: Sequence[tuple[Period, _ServerOf]],
+    splits: Sequence[_SplitPeriod],
     lines: Sequence[InferenceLine],
 ) -> list[InferenceLine]:
     """Spread lines of days over their hours; the hours of a line add up to it."""
     calendar = zones.calendar(connection)
-    day_of = _DayStarts(calendar)
-    asked: dict[tuple[str, int, Claimant], dict[int, Tokens]] = defaultdict(dict)
-    weights: dict[tuple[str, int], Weights] = {}
-    for part_of_period, server_of in splits:
-        for hour in token_usage.read_token_hours(connection, part_of_period):
-            day_ms = day_of[hour.hour_ms]
-            number = server_of.find(hour.asker, day_ms)
-            if number is None:
-                continue
-            name = server_of.servers[number].name
-            weights[name, day_ms] = server_of.servers[number].token_weights
-            of_claimant = asked[name, day_ms, claimant_of(hour.asker)]
-            of_claimant[hour.hour_ms] = of_claimant.get(hour.hour_ms, Tokens()) + hour.tokens
+    hours = _SplitHours(defaultdict(dict), {}, {})
+    for split in splits:
+        _read_hours(connection, split, hours)
     spread = []
     for line in lines:
         day = calendar.day_of(line.day_ms).clip(period) or period
-        every = {piece.start_ms - piece.start_ms % HOUR_MS: piece.ms for piece in day.hours()}
-        by_hour = asked.get((line.server, line.day_ms, line.claimant), {})
-        own = weights.get((line.server, line.day_ms), EVEN)
+        key = line.server, line.day_ms
+        costs = hours.costs.get((*key, line.currency)) or dict.fromkeys(_hours_of(day), 0)
+        by_hour = hours.asked.get((*key, line.claimant), {})
+        own = hours.weights.get(key, EVEN)
         by_tokens = {hour_ms: own.weigh(each.bounded()) for hour_ms, each in by_hour.items()}
         part = Part(line.claimant, line.tokens, line.used_micro, line.idle_micro)
-        tokens_of = spread_tokens(line.tokens, by_hour, every, own)
-        for hour_ms, (used, idle) in spread_part(part, by_tokens, every).items():
+        tokens_of = spread_tokens(line.tokens, by_hour, costs, own)
+        for hour_ms, (used, idle) in spread_part(part, by_tokens, costs).items():
             if used or idle or tokens_of[hour_ms]:
                 spread.append(
                     replace(

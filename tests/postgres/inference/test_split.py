@@ -274,6 +274,27 @@ def test_hours_add_up_to_their_day(served, run, apply):
     assert sum(int(row["input_tokens"]) for row in hours) == 840
 
 
+def test_idle_cost_lies_in_the_hours_that_cost(served, run, apply):
+    """Two GPUs in each of ten hours, and two more in the last of them, by another workload."""
+    for number in (3, 4):
+        served.capacity(number, 0, DAY)
+    served.workload(2, app="qwen", team="platform")
+    served.evidence(
+        [Held(number, 2, 9 * HOUR, 10 * HOUR, busy=HOUR // 2, idle=HOUR // 2) for number in (3, 4)]
+    )
+    count(served, 600, 100)
+    ask(served, (VISION, 12, 300, 0, 50))
+    assert apply(DECLARED.replace("weights =", 'idle = "platform"\nweights ='))[0] == 0
+    for tenant, first, last in (("(idle)", "3.60", "7.20"), ("(nobody)", "1.80", "3.60")):
+        cost = {
+            row["hour"][11:13]: row["cost"]
+            for row in rows(run, "--by", "tenant,hour")
+            if row["tenant"] == tenant
+        }
+        assert sorted(cost) == [f"{hour:02}" for hour in range(10)], tenant
+        assert (cost["00"], cost["09"]) == (first, last), tenant
+
+
 def test_hours_have_the_tokens_of_their_server_alone_and_those_of_nobody(served, run, apply):
     """One tenant asks two servers for one model, and a server counted more than its gateway."""
     count(served, 500, 100)
