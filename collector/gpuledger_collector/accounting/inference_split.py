@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fnmatch import fnmatchcase
@@ -76,9 +76,9 @@ class SharedServer(DatedDays):
         if self.gateway not in ("", asker.gateway):
             return False
         backends = split_patterns(self.backends)
-        if backends and not any(fnmatchcase(asker.backend, pattern) for pattern in backends):
+        if backends and not _matches_any(asker.backend, backends):
             return False
-        return any(fnmatchcase(asker.model, pattern) for pattern in split_patterns(self.models))
+        return _matches_any(asker.model, split_patterns(self.models))
 
     @property
     def token_weights(self) -> Weights:
@@ -113,6 +113,15 @@ class TenantOwner(DatedDays):
 def split_patterns(text: str) -> list[str]:
     """The patterns of a text with commas between them."""
     return [pattern for part in text.split(",") if (pattern := part.strip())]
+
+
+def _matches_any(text: str, patterns: Iterable[str]) -> bool:
+    """Whether a text is one of these, in which `*` is the only wildcard: addresses of IPv6 have
+    brackets.
+    """
+    return any(
+        fnmatchcase(text, pattern.replace("[", "[[]").replace("?", "[?]")) for pattern in patterns
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Laws of shared inference: what was asked, and who pays for a server's day."""
 
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -24,6 +25,7 @@ from gpuledger_collector.accounting.inference_split import (
     Claimant,
     ServerCost,
     ServerCount,
+    SharedServer,
     Weights,
     compare_tokens,
     parse_weights,
@@ -303,3 +305,20 @@ def test_prices_of_a_million_tokens():
 def test_weights_that_are_none(text):
     with pytest.raises(ValueError, match="weigh"):
         parse_weights(text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "is_answered"),
+    [
+        ("http://[fd00::7]:8000/*", "http://[fd00::7]:8000/v1", True),
+        ("http://[fd00::7]:8000/*", "http://f:8000/v1", False),
+        ("http://gw/?model=[a]*", "http://gw/?model=[a]", True),
+        ("qwe?", "qwen", False),
+        ("q*n", "qwen", True),
+    ],
+)
+def test_a_star_is_the_only_wildcard_of_models_and_backends(pattern, text, is_answered):
+    shared = SharedServer("qwen", "", "m", pattern, {"app": "qwen"}, "", "1 : 1 : 1", "tokens")
+    assert shared.answers(Asker("gw", "a", "m", text)) is is_answered
+    of_model = replace(shared, models=pattern, backends="")
+    assert of_model.answers(Asker("gw", "a", text)) is is_answered
