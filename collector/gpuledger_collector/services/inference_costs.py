@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpuledger_collector.accounting.attribution import Attribution, WorkloadFacts
+from gpuledger_collector.accounting.attribution import FACTS, Attribution, WorkloadFacts
 from gpuledger_collector.accounting.inference import AUTHENTICATED, Asker, TokenDay, Tokens
 from gpuledger_collector.accounting.inference_lines import (
     GroupedLine,
@@ -607,16 +607,16 @@ def _may_match(server: SharedServer, workload: WorkloadFacts) -> bool:
     """Whether a workload has all the tags that a server asks for: most have not, and patterns cost
     more.
     """
-    return all(name in workload.tags or name in _FACTS for name in server.served_by)
-
-
-_FACTS = frozenset({"kind", "user", "account", "name", "job"})
+    return all(name in workload.tags or name in FACTS for name in server.served_by)
 
 
 def with_job(workload: WorkloadFacts) -> WorkloadFacts:
-    """A workload with its id at the scheduler as the tag `job`."""
+    """A workload with its id at the scheduler as the tag `job`, whatever its user wrote there; one
+    that was imported has its cluster before it, and when it was submitted after it.
+    """
     _, _, number = workload.key.rpartition(":")
-    return replace(workload, tags={"job": number.partition("@")[0], **workload.tags})
+    number = number.rpartition("/")[2].partition("@")[0]
+    return replace(workload, tags={**workload.tags, "job": number})
 
 
 def _adjustments(

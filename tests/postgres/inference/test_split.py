@@ -246,6 +246,23 @@ def test_the_model_of_the_counters_chooses_the_server(served, run, apply):
     assert costs(run) == {"t-vision": "54.00", "(nobody)": "18.00"}
 
 
+@pytest.mark.parametrize(
+    ("key", "tags"),
+    [
+        ("imported:import:alpha/4711@1760000000", "{}"),
+        ("slurm:alpha:4711@1760000000", "{}"),
+        ("slurm::4711", '{"job": "x"}'),
+    ],
+)
+def test_the_id_of_the_scheduler_chooses_the_server(served, run, apply, key, tags):
+    """As an agent or Slurm's accounting brought the job, and whatever its user calls it."""
+    served.connection.execute("UPDATE workload SET key = %s, tags = %s", (key, tags))
+    ask(served, (VISION, 1, 300, 0, 0))
+    for job, cost in (("4711", "72.00"), ("x", "")):
+        assert apply(DECLARED.replace('app = "qwen"', f'job = "{job}"'))[0] == 0
+        assert costs(run) == {"t-vision": cost}
+
+
 def test_claims_are_shown_as_claims(served, run, apply):
     ask(served, (Asker("litellm", "t-vision", MODEL, trust=CLAIM), 1, 300, 0, 0))
     assert apply(DECLARED)[0] == 0
