@@ -91,8 +91,8 @@ class GroupedLine:
 class ServerSummary:
     """What a server cost in a period and one currency, and what a million of its tokens did.
 
-    `coverage`: tokens of gateways over those of the server, on days on which both are known; None:
-    not known. Prices are of an input, a cached and an output token, at held and at used cost.
+    Counts of tokens and `coverage` stand on the first currency of each day alone. `coverage`: tokens
+    of gateways over those of the server, on days on which both are known; None: not known. Prices are of an input, a cached and an output token, at held and at used cost.
     """
 
     server: str
@@ -234,7 +234,7 @@ def _summarize(
         Money(cost, currency) if currency else None,
         Money(used, currency) if currency else None,
         Money(left, currency) if currency else None,
-        len({line.claimant.tenant for line in own if line.claimant.is_tenant and line.tokens}),
+        len(_tenants_who_asked(own)),
         sum(asked.values(), Tokens()),
         counted_input,
         counted_output,
@@ -243,6 +243,15 @@ def _summarize(
         held_prices,
         used_prices,
     )
+
+
+def _tenants_who_asked(lines: Iterable[InferenceLine]) -> set[str]:
+    """The tenants with tokens. Beyond the first currency of a day their weight alone says so."""
+    return {
+        line.claimant.tenant
+        for line in lines
+        if line.claimant.is_tenant and (line.tokens or line.weighted)
+    }
 
 
 def _asked_by_day(lines: Iterable[InferenceLine]) -> dict[int, Tokens]:

@@ -1,10 +1,16 @@
 """Shared model servers as the page shows them: who comes first, what adds up, what is searched."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_collector.accounting.inference import Tokens
-from gpuledger_collector.accounting.inference_lines import InferenceLine
+from gpuledger_collector.accounting.inference_lines import (
+    InferenceLine,
+    ServerLine,
+    summarize_servers,
+)
 from gpuledger_collector.accounting.inference_split import IDLES, NOBODYS, Claimant
 from gpuledger_collector.accounting.model_servers import (
     MOST_SERIES,
@@ -19,7 +25,7 @@ WEEK = Period(FIRST_MS, FIRST_MS + 7 * DAY_MS)
 CALENDAR = Calendar()
 
 
-def line(claimant, day=0, used=0, idle=0, server="qwen", **owner):
+def line(claimant, day=0, used=0, idle=0, server="qwen", currency="USD", **owner):
     return InferenceLine(
         server=server,
         day_ms=FIRST_MS + day * DAY_MS,
@@ -27,7 +33,7 @@ def line(claimant, day=0, used=0, idle=0, server="qwen", **owner):
         owner=owner,
         tokens=Tokens(100, 40, 10, 1),
         weighted=1,
-        currency="USD",
+        currency=currency,
         used_micro=used,
         idle_micro=idle,
     )
@@ -54,6 +60,24 @@ def test_tenants_come_before_what_no_tenant_pays() -> None:
     assert (server.tokens.input, server.tokens.output) == (500, 50)
     assert len(server.days) == 3, "up to the last day with a line"
     assert list(server.series[0].micros) == [0, 0, 3_000_000]
+
+
+def test_every_currency_of_a_server_has_its_tenants() -> None:
+    """Tokens stand on the first currency alone; a share that nobody used is no tenant who asked."""
+    lines = []
+    for currency in ("EUR", "USD"):
+        for name in ("a", "b"):
+            lines.append(line(tenant(name), used=5, currency=currency))
+        lines.append(replace(line(tenant("c"), idle=5, currency=currency), weighted=0))
+    lines = [
+        replace(each, tokens=Tokens()) if each.currency == "USD" or not each.weighted else each
+        for each in lines
+    ]
+    days = [
+        ServerLine("qwen", FIRST_MS, currency, 10, 10, None, None, False, "1 : 1 : 1")
+        for currency in ("EUR", "USD")
+    ]
+    assert [each.tenants for each in summarize_servers(days, lines)] == [2, 2]
 
 
 @given(
