@@ -33,3 +33,8 @@ def split(total: int, weights: Sequence[int]) -> list[int]:
         for at in by_remainder[:missing]:
             parts[at] += 1
     return parts
+
+
+def split_signed(total: int, weights: Sequence[int]) -> list[int]:
+    """As `split`, also of a negative total: the parts of its opposite, with their signs changed."""
+    return split(total, weights) if total >= 0 else [-part for part in split(-total, weights)]

@@ -287,11 +287,6 @@ def _can_meet(left: Adjustment, right: Adjustment) -> bool:
     )
 
 
-def split_signed(total: int, weights: Sequence[int]) -> list[int]:
-    """As `split`, also of a negative total."""
-    return split(total, weights) if total >= 0 else [-part for part in split(-total, weights)]
-
-
 def opposite_of(known: Sequence[Adjustment], name: str, reason: str, approver: str) -> Adjustment:
     """The entry that takes a booked one back, not booked yet. Raises EntryRefused."""
     entry = next((adjustment for adjustment in known if adjustment.name == name), None)

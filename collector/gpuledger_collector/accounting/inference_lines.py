@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.inference import Tokens
 from gpuledger_collector.accounting.inference_split import (
     IDLE,
@@ -22,8 +23,6 @@ from gpuledger_collector.accounting.inference_split import (
 from gpuledger_collector.accounting.money import Money, round_amounts
 from gpuledger_collector.accounting.period import Calendar, format_instant
 
-UNATTRIBUTED = "(unattributed)"
-"""A key without a team, and an owner that is not declared."""
 KEYS = ("server", "tenant", "model", "gateway", "owner", "day", "hour", "month")
 """What lines may be grouped by."""
 DEFAULT_KEYS = ("server", "tenant", "model")
@@ -92,7 +91,8 @@ class ServerSummary:
     """What a server cost in a period and one currency, and what a million of its tokens did.
 
     Counts of tokens and `coverage` stand on the first currency of each day alone. `coverage`: tokens
-    of gateways over those of the server, on days on which both are known; None: not known. Prices are of an input, a cached and an output token, at held and at used cost.
+    of gateways over those of the server, on days on which both are known; None: not known. Prices
+    are of an input, a cached and an output token, at held and at used cost.
     """
 
     server: str

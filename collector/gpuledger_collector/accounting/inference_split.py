@@ -34,7 +34,7 @@ from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DatedDays
 from gpuledger_collector.accounting.quantity import round_half_even_div
 from gpuledger_collector.accounting.reserved_names import booked_name
-from gpuledger_common.largest_remainder import split
+from gpuledger_common.largest_remainder import split, split_signed
 
 BY_TOKENS, BY_RESERVATIONS, BY_PLATFORM = "tokens", "reservations", "platform"
 IDLE_RULES = (BY_TOKENS, BY_RESERVATIONS, BY_PLATFORM)
@@ -242,12 +242,6 @@ class DayTokens:
     asked: Mapping[Claimant, Tokens]
     weighted: Mapping[Claimant, Tokens]
     is_scaled: bool = False
-
-
-def split_signed(micro: int, weights: Sequence[int]) -> list[int]:
-    """Split an amount that may be negative; the parts add up to it."""
-    sign = -1 if micro < 0 else 1
-    return [sign * part for part in split(abs(micro), weights)]
 
 
 def compare_tokens(asked: Mapping[Claimant, Tokens], counted: ServerCount | None) -> DayTokens:

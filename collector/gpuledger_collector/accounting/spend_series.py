@@ -27,7 +27,7 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Per
 from gpuledger_collector.accounting.quantity import round_to_sum
 from gpuledger_collector.accounting.reserved_names import escape_name
 from gpuledger_collector.accounting.usage import HELD
-from gpuledger_common.largest_remainder import split
+from gpuledger_common.largest_remainder import split_signed
 
 STATE = "state"
 GROUPINGS = ("team", "project", "model", "pool", STATE)
@@ -471,9 +471,7 @@ def spread_over_hours(
         shares = [known.get(hour, 0) for hour in hours]
         if not any(shares):
             shares = [1] * len(hours)
-        costs, idles = (
-            _split_signed(micro, shares) for micro in (cell.cost_micro, cell.idle_micro)
-        )
+        costs, idles = (split_signed(micro, shares) for micro in (cell.cost_micro, cell.idle_micro))
         parts += [
             replace(cell, bucket=hour, cost_micro=cost, idle_micro=idle)
             for hour, cost, idle in zip(hours, costs, idles, strict=True)
@@ -486,8 +484,3 @@ def weight_key(cell: SpendCell) -> tuple[str, ...]:
     """By what the time of day of charges is told apart; None is no name, and stands for itself."""
     key = "rest" if cell.key is None else f"={cell.key}"
     return key, cell.state, cell.currency, cell.correction_of
-
-
-def _split_signed(micro: int, shares: Sequence[int]) -> list[int]:
-    parts = split(abs(micro), shares)
-    return parts if micro >= 0 else [-part for part in parts]

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuledger_collector.accounting.adjustments import OwnerShare, split_signed
+from gpuledger_collector.accounting.adjustments import OwnerShare
 from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.provider_bill import (
@@ -30,6 +30,7 @@ from gpuledger_collector.accounting.provider_bill import (
     atto,
 )
 from gpuledger_collector.accounting.quantity import round_together
+from gpuledger_common.largest_remainder import split_signed
 
 KEYS = ("sku", "cost", "gpu_hours")
 BOOKED = ("price", "commitment", "credit", "tax", "refund", "adjustment", "rounding")

@@ -10,7 +10,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from gpuledger_collector.accounting.inference_lines import UNATTRIBUTED, GroupedLine
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
+from gpuledger_collector.accounting.inference_lines import GroupedLine
 from gpuledger_collector.accounting.inference_split import IDLE, NOBODY
 from gpuledger_collector.accounting.model_servers import (
     REST,

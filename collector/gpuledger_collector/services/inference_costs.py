@@ -34,7 +34,6 @@ from gpuledger_collector.accounting.inference_split import (
     Weights,
     compare_tokens,
     split_day,
-    split_signed,
     spread_part,
     spread_tokens,
 )
@@ -45,6 +44,7 @@ from gpuledger_collector.storage.billing import inference, periods
 from gpuledger_collector.storage.billing.inference import WorkloadDay, WorkloadHour
 from gpuledger_collector.storage.ledger import token_usage, workloads, zones
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.largest_remainder import split_signed
 from gpuledger_common.plurals import plural
 
 NAMED = 5

@@ -15,7 +15,7 @@ from gpuledger_collector.accounting.quantity import (
     round_half_even_div,
     round_together,
 )
-from gpuledger_common.largest_remainder import split
+from gpuledger_common.largest_remainder import split, split_signed
 from gpuledger_common.plurals import plural
 
 weights = st.lists(st.integers(0, 10**15), min_size=1, max_size=20).filter(any)
@@ -29,6 +29,13 @@ def test_a_split_adds_up_and_is_fair(total, parts):
     assert sum(made) == total
     for part, weight in zip(made, parts, strict=True):
         assert abs(Fraction(total * weight, sum(parts)) - part) < 1
+
+
+@given(st.integers(-(10**18), 10**18), weights)
+def test_a_split_of_a_negative_total_is_that_of_its_opposite(total, parts):
+    assert split_signed(total, parts) == [-part for part in split_signed(-total, parts)]
+    assert sum(split_signed(total, parts)) == total
+    assert split_signed(abs(total), parts) == split(abs(total), parts)
 
 
 def test_a_split_gives_the_rest_to_the_largest_remainders():
