@@ -68,6 +68,8 @@ CREATE TABLE token_request (
 
 CREATE INDEX ix_token_request_end_ms ON token_request (end_ms);
 
+CREATE INDEX ix_token_request_asker_id ON token_request (asker_id) WHERE input = 0 AND cached = 0 AND output = 0 AND requests = 0;
+
 COMMENT ON TABLE token_request IS 'Requests (or sums of some) that token_hour has, kept so that none is counted twice.';
 
 COMMENT ON COLUMN token_request.source_id IS 'id of the request, as its gateway says';
@@ -108,6 +110,8 @@ CREATE TABLE token_series (
     CONSTRAINT fk_token_series_page_id FOREIGN KEY(page_id) REFERENCES token_page (id),
     CONSTRAINT fk_token_series_asker_id FOREIGN KEY(asker_id) REFERENCES token_asker (id)
 );
+
+CREATE INDEX ix_token_series_asker_id ON token_series (asker_id);
 
 COMMENT ON TABLE token_series IS 'Token counters on a gateway''s page.';
 

@@ -288,6 +288,34 @@ def test_what_ended_leaves_nothing_but_its_hours(connection):
     assert output_of(connection) == 9
 
 
+def test_an_asker_of_an_empty_request_stays(connection):
+    """Else the request would be unknown, and counted again when it comes with more."""
+    empty = TokenRecord(VISION, "empty", OCTOBER, OCTOBER, Tokens())
+    store_token_usage(connection, [empty, record(1, NLP)])
+    token_counters.expire_readings(connection, OCTOBER + 30 * DAY)
+    assert store_token_usage(connection, [empty, record(1, NLP)]) == StoredTokens(unchanged=2)
+
+
+def test_askers_are_deleted_without_a_scan_of_all_requests(connection):
+    """Nothing of gateways is stored meanwhile."""
+    connection.execute(
+        "INSERT INTO token_asker (gateway, tenant, model, backend, trust) SELECT 'gw', n::text, 'm',"
+        " '', 'claim' FROM generate_series(1, 200) n"
+    )
+    connection.execute(
+        "INSERT INTO token_hour SELECT id, %s, 100, 0, 100, 100 FROM token_asker", (OCTOBER,)
+    )
+    connection.execute(
+        "INSERT INTO token_request SELECT 'gw', id || '-' || n, id, 1, 1, 1, 0, 1, 1 FROM"
+        " token_asker, generate_series(1, 100) n"
+    )
+    connection.execute("ANALYZE token_asker, token_hour, token_request, token_series")
+    rows = connection.execute(f"EXPLAIN {token_counters._DELETE_ASKERS}").fetchall()
+    plan = "\n".join(line for (line,) in rows)
+    assert "token_request" in plan
+    assert "Seq Scan on token_request" not in plan
+
+
 @pytest.mark.parametrize("knows_start", [True, False])
 def test_readers_in_the_wrong_order_count_the_same_in_any_order(connection, knows_start):
     """Two readers seconds apart, processes that take turns: any order of parts counts the same."""

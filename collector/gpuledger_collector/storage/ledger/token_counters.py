@@ -496,8 +496,15 @@ def _delete_unused(connection: Connection) -> None:
         " = p.id) AND NOT EXISTS (SELECT FROM token_series s WHERE s.page_id = p.id) AND EXISTS"
         " (SELECT FROM token_page n WHERE n.gateway = p.gateway AND n.id > p.id)"
     )
-    connection.execute(
-        "DELETE FROM token_asker a WHERE NOT EXISTS (SELECT FROM token_hour h WHERE h.asker_id ="
-        " a.id) AND NOT EXISTS (SELECT FROM token_series s WHERE s.asker_id = a.id) AND NOT EXISTS"
-        " (SELECT FROM token_request q WHERE q.asker_id = a.id)"
-    )
+    connection.execute(_DELETE_ASKERS)
+
+
+_DELETE_ASKERS = (
+    "DELETE FROM token_asker a WHERE NOT EXISTS (SELECT FROM token_hour h WHERE h.asker_id = a.id)"
+    " AND NOT EXISTS (SELECT FROM token_series s WHERE s.asker_id = a.id) AND NOT EXISTS (SELECT"
+    " FROM token_request q WHERE q.asker_id = a.id AND input = 0 AND cached = 0 AND output = 0 AND"
+    " requests = 0)"
+)
+"""Requests that count anything have an hour as well, so that only empty ones are looked at: an index
+has these alone.
+"""

@@ -352,6 +352,11 @@ table(
     *required_columns(BIG, "asker_id"),
     *required_columns(BIG, "start_ms", "end_ms", "input", "cached", "output", "requests"),
     index("end_ms"),
+    # Askers without an hour have no other requests.
+    index(
+        "asker_id",
+        postgresql_where=sa.text("input = 0 AND cached = 0 AND output = 0 AND requests = 0"),
+    ),
 )
 
 table(
@@ -380,6 +385,7 @@ table(
     column("counter", TEXT, "input, cached, output or requests"),
     column("part", TEXT, "labels that distinguish series of one asker"),
     sa.UniqueConstraint("page_id", "asker_id", "counter", "part"),
+    index("asker_id"),
 )
 
 table(
