@@ -520,7 +520,10 @@ def inference(
     gateway: Gateway = FILE,
     claims: Annotated[
         bool,
-        Option("--claims", help="Tenants are what callers claim: they are shown, never charged."),
+        Option(
+            "--claims",
+            help="Tenants are what callers claim, shown and never charged, unless a row says false.",
+        ),
     ] = False,
     also: AlsoTokens = False,
     skip_bad: SkipBad = False,
@@ -531,10 +534,11 @@ def inference(
 ) -> None:
     """Import what tenants were answered by shared model servers:
     start,end,model,tenant,input_tokens,cached_tokens,output_tokens and, if known,
-    backend,requests,id.
+    backend,requests,id,claim.
 
-    Cached tokens are a part of the input. An empty tenant is a key without a team. The same file
-    twice changes nothing; of two contents of one id the greater holds.
+    Cached tokens are a part of the input. An empty tenant is a key without a team. A claim (true or
+    false) is a tenant that the caller wrote: shown, never charged. The same file twice changes
+    nothing; of two contents of one id the greater holds.
     """
     trust = CLAIM if claims else AUTHENTICATED
     with reading(file) as on_line:

@@ -44,6 +44,22 @@ def test_a_row_is_what_a_tenant_was_answered(write):
     assert first.source_id != second.source_id
 
 
+def test_a_row_says_whether_its_tenant_is_a_claim(write):
+    """Its own word counts more than that of the whole file; a claim and a checked tenant of one
+    name and hour are two rows.
+    """
+    path = write(
+        *(f"{GOOD.replace('qwen', model)},{claim}" for model, claim in CLAIMS),
+        header=f"{HEADER},claim",
+    )
+    for trust in ("authenticated", CLAIM):
+        parsed = read_inference(path, trust=trust)
+        assert not parsed.problems
+        assert [row.asker.trust for row in parsed.rows] == [CLAIM, "authenticated", trust]
+        assert len({row.source_id for row in parsed.rows}) == 3
+
+
+CLAIMS = (("qwen", "true"), ("qwen", "false"), ("other", ""))
 REFUSED = {
     "negative": ("1200,200,300", "-1,0,300", "input_tokens: '-1' is not a whole number of tokens"),
     "negative output": ("200,300", "200,-3", "output_tokens: '-3' is not a whole number"),
@@ -79,6 +95,13 @@ def test_a_row_that_stands_twice_is_refused(write):
     ]
     rows = (f"{GOOD},a", f"{GOOD},b")
     assert len(read_inference(write(*rows, header=f"{HEADER},id")).rows) == 2
+
+
+def test_a_claim_that_is_neither_true_nor_false_is_refused(write):
+    """What is not understood is not charged as if the gateway had checked it."""
+    parsed = read_inference(write(f"{GOOD},yes", header=f"{HEADER},claim"))
+    assert [problem.message for problem in parsed.problems] == ["'yes' is not one of true, false"]
+    assert not parsed.rows
 
 
 def test_a_header_that_lacks_a_column_is_one_problem(write):

@@ -1,8 +1,9 @@
 """The inference CSV: `start,end,model,tenant,input_tokens,cached_tokens,output_tokens`, a row for
 what a tenant was answered between two instants, a request or the sum of several.
 
-Optional: backend, requests, id. A row without an id is told by its times, model, tenant and
-backend. An empty tenant is a key without a team.
+Optional: backend, requests, id, claim. A row without an id is told by its times, model, tenant,
+backend and claim. An empty tenant is a key without a team; `claim` true: the tenant is what the
+caller says, not what the gateway has checked.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from gpuledger_collector.accounting.import_progress import OnRow, tell_nobody
 from gpuledger_collector.accounting.inference import (
     AUTHENTICATED,
+    CLAIM,
     MAX_TOKENS,
     Asker,
     TokenRecord,
@@ -32,6 +34,7 @@ from gpuledger_collector.config.fields import (
     Instants,
     Text,
     end_after,
+    one_of,
     refusal,
     whole,
 )
@@ -51,6 +54,8 @@ def _require_short(text: str) -> str:
 
 ShortText = Annotated[Text, AfterValidator(_require_short)]
 TokenCount = Annotated[int, whole(0, MAX_TOKENS, "tokens")]
+_TRUST = {"true": CLAIM, "false": AUTHENTICATED}
+"""Who said the tenant, by the column `claim`."""
 
 
 class _Answered(Row):
@@ -64,6 +69,7 @@ class _Answered(Row):
     backend: ShortText = ""
     requests: Annotated[int, whole(0, MAX_TOKENS)] = 0
     id: ShortText = ""
+    claim: Annotated[str, one_of(_TRUST)] = ""
 
     blank_columns = ("tenant",)
 
@@ -92,7 +98,10 @@ def read_inference(
     instants: Instants = DECLARED,
     on_line: OnRow = tell_nobody,
 ) -> TokenFile:
-    """Every record of the file, and the problems of all bad rows."""
+    """Every record of the file, and the problems of all bad rows.
+
+    `trust`: of rows that say nothing of a claim.
+    """
     parsed = TokenFile()
     for record in _read(path, parsed, gateway, trust, instants, on_line):
         parsed.rows.append(record)
@@ -110,7 +119,7 @@ def _read(
     seen: dict[str, TokenRecord] = {}
     for place, row in read_rows(path, _Answered, parsed, instants, on_line):
         record = TokenRecord(
-            Asker(gateway, row.tenant, row.model, row.backend, trust),
+            Asker(gateway, row.tenant, row.model, row.backend, _TRUST.get(row.claim, trust)),
             row.id or _own_id(row),
             row.start_ms,
             row.end_ms,
@@ -133,5 +142,7 @@ def _read(
 
 def _own_id(row: _Answered) -> str:
     """What tells a row without an id from others: a digest, since a tenant may be a person."""
-    words = (str(row.start_ms), str(row.end_ms), row.model, row.tenant, row.backend)
+    words = [str(row.start_ms), str(row.end_ms), row.model, row.tenant, row.backend]
+    if row.claim == "true":
+        words.append(CLAIM)
     return hashlib.sha256("\x1f".join(words).encode()).hexdigest()
