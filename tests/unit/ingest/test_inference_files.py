@@ -218,6 +218,24 @@ def test_the_user_of_the_body_is_a_claim(write_logs):
 
 
 @pytest.mark.parametrize("tenant", TenantColumn)
+def test_a_file_without_the_column_of_tenants_is_refused(tmp_path, tenant):
+    """Its tokens would all be nobody's; a blank cell is a key without a team."""
+    path = tmp_path / "spend.csv"
+    header, row = (
+        "request_id,startTime,endTime,model,cache_hit,prompt_tokens,completion_tokens",
+        ("r,2026-10-01 08:00:00,2026-10-01 08:00:01,qwen,,10,1"),
+    )
+    path.write_text(f"{header}\n{row}\n")
+    logs = read_spend_logs(path, tenant=tenant)
+    assert not logs.rows
+    assert [problem.source.rpartition(":")[2] for problem in logs.problems] == [tenant.value]
+    path.write_text(f"{header},{tenant.value}\n{row},\n")
+    logs = read_spend_logs(path, tenant=tenant)
+    assert [record.asker.tenant for record in logs.rows] == [""]
+    assert not logs.problems
+
+
+@pytest.mark.parametrize("tenant", TenantColumn)
 def test_the_database_is_asked_for_no_more_than_the_file(tenant):
     """No query names a column of prompts, answers, addresses or keys; of the metadata it asks for
     one number.
@@ -234,9 +252,9 @@ def test_the_database_is_asked_for_no_more_than_the_file(tenant):
 
 def test_cached_tokens_of_a_file_are_a_column_of_their_own(tmp_path):
     """An empty cell is none; more than the prompt is refused."""
-    names = "model,cache_hit,prompt_tokens,completion_tokens,cached_tokens"
+    names = "model,cache_hit,team_id,prompt_tokens,completion_tokens,cached_tokens"
     header = f"request_id,startTime,endTime,{names}\n"
-    row = "r{},2026-10-01 08:00:00,2026-10-01 08:00:01,qwen,,10,1,{}\n"
+    row = "r{},2026-10-01 08:00:00,2026-10-01 08:00:01,qwen,,e8d1,10,1,{}\n"
     path = tmp_path / "logs.csv"
     path.write_text(header + row.format(1, 4) + row.format(2, "") + row.format(3, 11))
     logs = read_spend_logs(path)

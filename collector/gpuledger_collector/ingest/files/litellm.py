@@ -158,6 +158,15 @@ def add_log(
         logs.rows.append(record)
 
 
+def _file_row(tenant: TenantColumn) -> type[SpendLog]:
+    """A row of a file: its header must name the column of tenants, or all would be nobody's."""
+
+    class FileRow(SpendLog):
+        blank_columns = (*SpendLog.blank_columns, tenant.value)
+
+    return FileRow
+
+
 def read_spend_logs(
     path: Path,
     gateway: str = LITELLM,
@@ -167,7 +176,7 @@ def read_spend_logs(
 ) -> SpendLogs:
     """Every record of a CSV of the table, and the problems of all bad rows."""
     logs = SpendLogs()
-    for record, row in read_rows(path, SpendLog, logs, instants, on_line):
+    for record, row in read_rows(path, _file_row(tenant), logs, instants, on_line):
         add_log(logs, record.source, row, gateway, tenant)
     return logs
 
