@@ -264,3 +264,17 @@ def test_a_label_of_the_scrape_configuration_names_no_tenant(collector):
         text = page(line(100 * minute)).replace('team="e8d1",', "")
         write(collector, scraped(text, at(minute), **TARGET, team="platform"))
     assert tokens(collector) == {}
+
+
+def test_a_label_that_the_scrape_configuration_no_longer_has_refuses_nothing(collector):
+    """Once the label is gone from the target, tokens without a tenant count again, in the collector
+    that refused them.
+    """
+    for minute, target in enumerate(({**TARGET, "team": "platform"}, TARGET, TARGET)):
+        text = page(line(100 * minute)).replace('team="e8d1",', "")
+        if target is TARGET:
+            text += line(100 * minute)
+        write(collector, scraped(text, at(minute), **target))
+    assert tokens(collector) == {
+        asker: Tokens(output=100) for asker in (VISION, Asker("litellm", "", "hosted_vllm/qwen"))
+    }

@@ -188,9 +188,9 @@ class GatewayCounterStore:
         if not samples:
             return
         self._bound_memory()
-        for sample in samples:
-            if isinstance(sample.series, ProcessStart) and sample.series.labels:
-                self._target_labels[sample.series.source] = sample.series.labels
+        self._note_target_labels(
+            sample.series for sample in samples if isinstance(sample.series, ProcessStart)
+        )
         counts = [
             (sample.series, count, sample.at_ms)
             for sample in samples
@@ -237,6 +237,17 @@ class GatewayCounterStore:
         for known in (self._twins, self._pages, self._looked_up, self._target_labels):
             if len(known) > MAX_KNOWN:
                 known.clear()
+
+    def _note_target_labels(self, starts: Iterable[ProcessStart]) -> None:
+        """Note which labels the newest starts of processes have, beside those of every scrape.
+
+        A start without any is that of the page itself: labels of others beside it are the page's.
+        """
+        for start in sorted(starts, key=lambda start: not start.labels):
+            if start.labels:
+                self._target_labels[start.source] = start.labels
+            else:
+                self._target_labels.pop(start.source, None)
 
     def _names_target(self, counter: GatewayCounter) -> bool:
         """Whether the tenant of a series is the label of its scrape target: nobody's word."""
