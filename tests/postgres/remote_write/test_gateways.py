@@ -1,7 +1,9 @@
 """Counters of gateways by remote write: each tenant's tokens once, whoever sends them how often."""
 
 import random
+import re
 import time
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -13,6 +15,7 @@ from gpuledger_collector.accounting.inference import CLAIM, Asker, Tokens
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.ledger.token_usage import read_token_hours
 
+GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "gateways.md").read_text()
 MINUTE = 60_000
 T = round(time.time()) // 3600 * 3_600_000 - 3 * 3_600_000
 """A whole hour, three hours ago."""
@@ -278,3 +281,28 @@ def test_a_label_that_the_scrape_configuration_no_longer_has_refuses_nothing(col
     assert tokens(collector) == {
         asker: Tokens(output=100) for asker in (VISION, Asker("litellm", "", "hosted_vllm/qwen"))
     }
+
+
+def test_a_start_that_is_not_read_for_its_labels_is_said_once(collector, caplog):
+    """External labels make it that of another process, maybe: whoever reads the log knows what to
+    drop. Starts of targets that are no gateways say nothing.
+    """
+    other = {**TARGET, "instance": "10.0.0.6:9100"}
+    for minute in range(3):
+        write(collector, scraped(page(line(100)), at(minute), **TARGET, env="prod", region="eu"))
+        write(collector, scraped(page(), at(minute), **other, env="prod"))
+    (warning,) = [entry.getMessage() for entry in caplog.records if "start" in entry.getMessage()]
+    assert warning.startswith("gateway page 10.0.0.5:4000: the start of its process is not read")
+    assert "has the labels env, region:" in warning
+    assert "labeldrop" in warning
+
+
+def test_the_rules_of_the_guide_let_a_start_be_read(collector, caplog):
+    """Without the labels that the guide drops, a new tenant counts from zero."""
+    (dropped,) = re.findall(r"- regex: (\S+).*\n    action: labeldrop", GUIDE)
+    labels = {"env": "prod", "region": "eu"}
+    kept = {name: value for name, value in labels.items() if not re.fullmatch(dropped, name)}
+    for minute, lines in enumerate(([line(1000)], [line(1000), line(20, "b")])):
+        write(collector, scraped(page(*lines), at(minute), **TARGET, **kept))
+    assert tokens(collector) == {Asker("litellm", "b", "hosted_vllm/qwen"): Tokens(output=20)}
+    assert "is not read" not in caplog.text

@@ -254,16 +254,33 @@ class GatewayCounterStore:
         label = counter.tenant_label
         if not label or label not in self._target_labels.get(counter.source, ()):
             return False
-        key = counter.source, label
+        self._warn_once(
+            counter.source,
+            label,
+            "tokens without a tenant are refused: the scrape configuration puts the label"
+            f" {label} on every series; give that label another name",
+        )
+        return True
+
+    def _warn_of_labelled_start(self, source: str) -> None:
+        """Say that the start of a gateway's process is not known for its labels."""
+        labels = self._target_labels.get(source)
+        if labels and source in self._pages:
+            names = ", ".join(sorted(labels))
+            self._warn_once(
+                source,
+                STARTED,
+                f"the start of its process is not read, because {STARTED} has the labels"
+                f" {escape_text(names)}: what tenants count first, and after a restart, is missing;"
+                " drop labels of the scrape configuration and external labels by a labeldrop in"
+                " write_relabel_configs",
+            )
+
+    def _warn_once(self, source: str, matter: str, message: str) -> None:
+        key = source, matter
         if key not in self._warned and len(self._warned) < MAX_KNOWN:
             self._warned.add(key)
-            log.warning(
-                "gateway page %s: tokens without a tenant are refused: the scrape configuration"
-                " puts the label %s on every series; give that label another name",
-                escape_text(counter.source),
-                label,
-            )
-        return True
+            log.warning("gateway page %s: %s", escape_text(source), message)
 
     def _starts(
         self, connection: Connection, samples: Sequence[GatewaySample], now_ms: int
@@ -276,6 +293,9 @@ class GatewayCounterStore:
             and not sample.series.labels
             and 0 < sample.value < 1e11
         ]
+        for sample in samples:
+            if isinstance(sample.series, ProcessStart):
+                self._warn_of_labelled_start(sample.series.source)
         self._look_up(connection, [start for start, _, _ in starts], now_ms)
         return {
             (gateway, page, at_ms): started_ms
