@@ -91,6 +91,14 @@ class GatewayProfile:
         """Whether a family shows that a page is this gateway's."""
         return any(fnmatchcase(name, pattern) for pattern in self.match)
 
+    def has_twins(self, kind: Kind) -> bool:
+        """Whether several names count this kind, of which one may repeat another."""
+        return any(
+            family.rank > 0 and family.kind == kind
+            for families in self.families.values()
+            for family in families
+        )
+
     def has_labels(self, labels: Mapping[str, str]) -> bool:
         """Whether the labels of a series are those of this gateway."""
         return self.match_condition.holds(labels) and not (

@@ -44,6 +44,10 @@ class TwinIndex:
 
     _newest: dict[tuple[Kind, tuple[str, ...]], dict[int, int]] = field(default_factory=dict)
 
+    def __len__(self) -> int:
+        """How many keys are held, eight for each series."""
+        return len(self._newest)
+
     def add(self, count: NamedCount, at_ms: int = 0) -> None:
         """Note that a series was read."""
         for key in count.matched_by():

@@ -13,7 +13,9 @@ from fakes.gateways import page_text, scraped
 from fakes.prometheus import WRITE, Point, headers, one, snappy, two
 from gpuledger_collector.accounting.inference import CLAIM, Asker, Tokens
 from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.ingest.remote_write import gateway_counters
 from gpuledger_collector.storage.ledger.token_usage import read_token_hours
+from gpuledger_common.gateways.library import all_gateways
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "gateways.md").read_text()
 MINUTE = 60_000
@@ -306,3 +308,63 @@ def test_the_rules_of_the_guide_let_a_start_be_read(collector, caplog):
         write(collector, scraped(page(*lines), at(minute), **TARGET, **kept))
     assert tokens(collector) == {Asker("litellm", "b", "hosted_vllm/qwen"): Tokens(output=20)}
     assert "is not read" not in caplog.text
+
+
+def test_a_first_reading_that_a_better_name_repeated_is_forgotten(collector):
+    """A deprecated name waits for its second reading, the better one comes, and is gone after more
+    than a day: what the old one says by then is no rise since its first reading.
+    """
+    old, new = "inference_objective", "llm_d_epp_request"
+    other = picked(new, 7, "other")
+    for minute, lines in (
+        (-1600, picked(old, 100, "m")),
+        (-1599, picked(new, 100, "m") + picked(old, 100, "m")),
+    ):
+        write(collector, scraped(page(other, lines, started=None), at(minute), **TARGET))
+    between = [
+        scraped(page(other, started=None), at(minute), **TARGET) for minute in range(-1590, 0, 9)
+    ]
+    write(collector, [point for points in between for point in points])
+    for minute in range(2):
+        text = page(other, picked(old, 5000 + 10 * minute, "m"), started=None)
+        write(collector, scraped(text, at(minute), **TARGET))
+    assert tokens(collector) == {Asker("llm-d-epp", "a", "m", "", CLAIM): Tokens(output=10)}
+
+
+def test_twins_hold_a_bounded_memory(dsn, monkeypatch):
+    """Beyond the bound they are learned anew, and each count still counts once; kinds with one name
+    hold nothing.
+    """
+    monkeypatch.setattr(gateway_counters, "MAX_TWIN_KEYS", 100)
+    store, names = (
+        gateway_counters.GatewayCounterStore(),
+        ("llm_d_epp_request", "inference_objective"),
+    )
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for minute in range(3):
+            for number in range(12):
+                text = page(
+                    *(picked(name, 10 * minute, f"m{number}") for name in names),
+                    line(minute),
+                    started=None,
+                )
+                target = {**TARGET, "instance": f"10.0.0.{number}:9090"}
+                store.store(connection, gateway_samples(scraped(text, at(minute), **target)), T)
+                assert sum(map(len, store._twins.values())) <= 108
+        hours = read_token_hours(connection, Period(0, 10**13))
+    assert len({hour.asker.model for hour in hours}) == 13
+    assert sum(hour.tokens.output for hour in hours) == 12 * 20 + 12 * 2
+    assert {gateway for gateway, _ in store._twins} == {"llm-d-epp"}
+    assert not any(store._waiting.values())
+
+
+def gateway_samples(points):
+    """Points as the reader of series hands them to the store."""
+    profiles = all_gateways()
+    return [
+        gateway_counters.GatewaySample(counter, point.value, point.at_ms)
+        for point in points
+        for counter in gateway_counters.gateway_counters(
+            profiles, dict(point.labels)["__name__"], dict(point.labels), None
+        )
+    ]

@@ -165,6 +165,16 @@ def test_of_deprecated_twins_one_family_counts():
     assert sums(read(old, "llm-d-epp")) == {("", "Qwen3-32B", ""): {"input": 12600, "output": 3000}}
 
 
+def test_twins_are_names_of_one_kind():
+    """LiteLLM has two names for cached tokens, and one for each of the others."""
+    twins = {
+        kind
+        for kind in ("input", "cached", "output", "requests")
+        if gateway("litellm").has_twins(kind)
+    }
+    assert twins == {"cached"}
+
+
 def test_a_deprecated_name_counts_for_whom_no_better_one_does():
     """A page of several services, of which one has the old names alone."""
     text = (

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 MAX_SOURCE = 500
 MAX_KNOWN = 10_000
 """Pages that are remembered; beyond that they are learned anew."""
+MAX_TWIN_KEYS = 400_000
+"""Keys by which twins of all pages are found, some 150 MiB; beyond that they are learned anew."""
 TWIN_MS = DAY_MS
 """How long after the last reading of a name its deprecated twins are left out."""
 LOOK_UP_MS = 60_000
@@ -122,7 +124,7 @@ def gateway_counters(
             source,
             series,
             profile.starts_with_process,
-            any(family.rank for families in profile.families.values() for family in families),
+            profile.has_twins(series.kind),
             _target_label(profile, labels, own),
             server,
         )
@@ -232,9 +234,12 @@ class GatewayCounterStore:
         return values
 
     def _bound_memory(self) -> None:
-        if len(self._twins) > MAX_KNOWN:
+        # A copy, because other writers add pages meanwhile.
+        indexes = list(self._twins.values())
+        if len(indexes) > MAX_KNOWN or sum(map(len, indexes)) > MAX_TWIN_KEYS:
+            self._twins.clear()
             self._waiting.clear()
-        for known in (self._twins, self._pages, self._looked_up, self._target_labels):
+        for known in (self._pages, self._looked_up, self._target_labels):
             if len(known) > MAX_KNOWN:
                 known.clear()
 
@@ -334,33 +339,48 @@ class GatewayCounterStore:
             for count in of_page:
                 if count[0].series.rank == 0:
                     yield count
-                elif not self._is_twin(index, count):
+                elif self._is_twin(index, count):
+                    # Had it waited on, it would count later what the better name counts.
+                    self._forget_waiting(key, count)
+                else:
                     lesser.append(count)
             if lesser:
-                yield from self._proven(connection, key, lesser, now_ms)
+                yield from self._proven(connection, key, index, lesser, now_ms)
 
     def _proven(
-        self, connection: Connection, key: _PageKey, lesser: Sequence[_Count], now_ms: int
+        self,
+        connection: Connection,
+        key: _PageKey,
+        index: TwinIndex,
+        lesser: Sequence[_Count],
+        now_ms: int,
     ) -> Iterator[_Count]:
         """Counts of lesser names, with what waited for them: without those that repeat what another
         collector received, and those that may do so.
         """
-        index, waiting = self._twins[key], self._waiting.setdefault(key, {})
+        waiting = self._waiting.setdefault(key, {})
         stored = newest_parts(connection, *key, now_ms - TWIN_MS)
         for known, newest_ms in stored:
             index.add(_count_of(known), newest_ms)
         is_known = {known for known, _ in stored}
         for count in lesser:
             counter, value, at_ms = count
-            if self._is_twin(index, count):
-                continue
             series = token_series(counter.series)
-            if series not in is_known and index.has_better(counter.series.count):
+            if self._is_twin(index, count):
+                waiting.pop(series, None)
+                continue
+            if series in is_known:
+                waiting.pop(series, None)
+            elif index.has_better(counter.series.count):
                 first_ms, first = waiting.setdefault(series, (at_ms, value))
                 if at_ms <= first_ms:
                     continue
                 yield counter, first, first_ms
             yield count
+
+    def _forget_waiting(self, key: _PageKey, count: _Count) -> None:
+        if waiting := self._waiting.get(key):
+            waiting.pop(token_series(count[0].series), None)
 
     @staticmethod
     def _is_twin(index: TwinIndex, count: _Count) -> bool:
