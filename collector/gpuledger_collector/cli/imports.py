@@ -58,6 +58,7 @@ from gpuledger_collector.ingest.files.samples import read_samples
 from gpuledger_collector.ingest.files.shares import read_shares
 from gpuledger_collector.ingest.files.usage import UsageFile, UsageOptions, long_usage, read_usage
 from gpuledger_collector.ingest.litellm_database import TABLE, BadDsn, NoSpendLogs, read_database
+from gpuledger_collector.ingest.token_records import MAX_GATEWAY, is_gateway_name
 from gpuledger_collector.services import imports
 from gpuledger_collector.services.imports import CountedTwice, Writing
 from gpuledger_collector.settings import read_secret
@@ -648,8 +649,8 @@ def _read_litellm(
 
 def gateway_name(name: str) -> str:
     """The gateway of `--gateway`; refuses what is no name."""
-    if not name.strip() or len(name) > 100 or not name.isprintable():
-        refuse("--gateway: must be a name of 1 to 100 printable characters")
+    if not is_gateway_name(name):
+        refuse(f"--gateway: must be a name of 1 to {MAX_GATEWAY} printable characters")
     return name
 
 

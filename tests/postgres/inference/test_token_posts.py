@@ -70,7 +70,7 @@ REFUSED = {
     "ends before it starts": {"start": NOW, "end": NOW - 60},
     "model: is empty": {"model": ""},
     "id: a text of at most 500 characters": {"id": "x" * 501},
-    "tenant: a text of at most 500 characters": {"tenant": "a\0b"},
+    "tenant: a text of at most 500 characters without NUL is needed": {"tenant": "a\0b"},
     "has no id": {"id": ""},
     "end: lies more than 10 minutes ahead": {"end": NOW + 3600},
     "gpuledger import inference takes older ones": {"start": NOW - 10**9},
@@ -102,8 +102,26 @@ def test_more_records_than_are_taken_are_refused_before_they_are_read(collector,
 
 def test_another_type_or_a_bad_gateway_is_refused(collector):
     assert post(collector, record(), headers={"Content-Type": "text/plain"})[0] == 415
-    assert post(collector, record(), gateway="")[0] == 400
-    assert post(collector, record(), gateway="a\nb")[0] == 400
+
+
+def test_half_of_a_surrogate_pair_is_no_text(collector, dsn):
+    """It has no UTF-8, and could not be stored."""
+    for half in ("a\ud800", "\udc00b"):
+        status, answer = post(collector, record(tenant=half))
+        assert (status, "JSON is malformed" in answer["detail"]) == (400, True)
+    assert hours(dsn) == []
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "a\0b", "a\u200bb", "\u2028", "g" * 101])
+def test_a_gateway_is_named_alike_in_a_body_and_a_command(collector, run, tmp_path, name):
+    """What one refuses, the other refuses too: the records would be those of two gateways."""
+    status, answer = post(collector, record(), gateway=name)
+    assert (status, answer["detail"]) == (
+        400,
+        "gateway: a name of 1 to 100 printable characters is needed",
+    )
+    code, _, err = run("import", "inference", tmp_path / "none.csv", f"--gateway={name}")
+    assert (code, "--gateway: must be a name of 1 to 100 printable characters" in err) == (2, True)
 
 
 def test_the_token_of_a_node_may_not_speak_for_a_gateway(dsn):

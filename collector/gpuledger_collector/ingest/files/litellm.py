@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, PlainValidator, field_validator
 
@@ -106,7 +106,7 @@ class SpendLog(Row):
     user: ShortText = ""
     end_user: ShortText = ""
 
-    blank_columns = ("model", "cache_hit")
+    blank_columns: ClassVar[Sequence[str]] = ("model", "cache_hit")
 
     @field_validator("cached_tokens", mode="before")
     @classmethod
