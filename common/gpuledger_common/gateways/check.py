@@ -62,7 +62,11 @@ def _row(
     ]
     used = {family.kind for _, family in families if (family.kind, family.rank) in counted}
     if not used:
-        twin = any((family.kind, family.rank) not in counted for _, family in families)
+        twin = any(
+            kind == family.kind and rank < family.rank
+            for _, family in families
+            for kind, rank in counted
+        )
         note = "a twin of another name on this page" if twin else "no series that counts"
         return FamilyRow(name, len(samples), "ignored", (), note)
     others = len(samples) - len(families)

@@ -141,6 +141,23 @@ def test_every_family_of_a_page_is_explained(identity):
     assert report.because
 
 
+def test_a_family_without_a_value_that_counts_is_no_twin():
+    """The reason of an unused family is its own: a twin has a better name beside it."""
+    new, old = (f"{name}_input_tokens_sum" for name in ("llm_d_epp_request", "inference_objective"))
+    labels = '{fairness_id="a",target_model_name="m"}'
+
+    def notes(*values):
+        lines = (
+            f"{name}{labels} {value}\n" for name, value in zip((new, old), values, strict=True)
+        )
+        report = check_gateway_page(gateway("llm-d-epp"), read_lines("".join(lines)))
+        return {row.family: row.note for row in report.rows if row.state == "ignored"}
+
+    assert notes("5", "5") == {old: "a twin of another name on this page"}
+    assert notes("NaN", "5") == {new: "no series that counts"}
+    assert notes("NaN", "0.5") == dict.fromkeys((new, old), "no series that counts")
+
+
 def test_the_kind_total_is_never_added():
     """A series of the type `total` repeats the input and the output."""
     page = read(page_text("envoy-ai-gateway"), "envoy-ai-gateway")
