@@ -581,7 +581,7 @@ def litellm(
         ),
     ] = None,
     end: Annotated[
-        str | None, Option("--to", metavar="INSTANT", help="Requests before then. Default: now.")
+        str | None, Option("--to", metavar="INSTANT", help="Requests before then. Default: all.")
     ] = None,
     tenant: Annotated[
         TenantColumn,
@@ -634,6 +634,7 @@ def _read_litellm(
     if start_ms is None:
         start_ms = imports.next_token_usage_ms(session.database, gateway)
     if end_ms is None:
+        # A gateway's clock may be ahead of ours.
         end_ms = clock_ms() + DAY_MS
     if end_ms <= start_ms:
         refuse("--to: does not lie after the begin")
