@@ -20,9 +20,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
-from gpuledger_agent.settings import is_web_address
+from gpuledger_agent.page_addresses import named_addresses, without_query
 from gpuledger_common.escapes import escape_text
 from gpuledger_common.gateways.library import all_gateways, matching, named_gateway
 from gpuledger_common.gateways.model import OVERFLOW_TENANT, GatewayProfile
@@ -69,37 +68,19 @@ class Gateway:
     @property
     def source(self) -> str:
         """The address without user, password and query."""
-        parts = urlsplit(self.url)
-        port = "" if parts.port is None else f":{parts.port}"
-        return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
+        return without_query(self.url)
 
 
 def gateways(text: str) -> list[Gateway]:
     """The gateways of the setting `gateway_endpoints`. Raises ValueError with a message."""
     result = []
-    for entry in (part.strip() for part in text.split(",")):
-        if not entry:
-            continue
-        before, mark, after = entry.partition("=")
-        profile, url = (
-            (before.strip(), after.strip()) if mark and "://" not in before else ("", entry)
-        )
-        shown = entry.rpartition("@")[2]  # without a password
-        if not is_web_address(url):
-            raise ValueError(f"{shown!r} is not [PROFILE=]http://HOST[:PORT][/PATH]")
-        parts = urlsplit(url)
-        if parts.username or parts.password:
-            raise ValueError(f"{shown!r} must not hold a user name or a password")
+    for profile, url in named_addresses(text, "PROFILE", "gateways", MAX_GATEWAYS):
         if profile:
             try:
                 named_gateway(profile)
             except ProfileError as error:
                 raise ValueError(str(error)) from error
-        result.append(
-            Gateway(url if parts.path not in {"", "/"} else f"{url.rstrip('/')}/metrics", profile)
-        )
-    if len(result) > MAX_GATEWAYS:
-        raise ValueError(f"has {len(result)} gateways, {MAX_GATEWAYS} are allowed")
+        result.append(Gateway(url, profile))
     return result
 
 
@@ -108,7 +89,6 @@ class _Process:
     """What a process of a gateway showed when its page was last read."""
 
     started_ms: int | None
-    read_at_ms: int
     values: dict[GatewaySeries, int] = field(default_factory=dict)
     levels: dict[GatewaySeries, tuple[int, ...]] = field(default_factory=dict)
     """Without a start: values of the processes that may have answered, the last one read last."""
@@ -148,7 +128,7 @@ class PageCounters:
         if process is not None:
             self.processes.remove(process)
         levels = {} if page.started_ms is not None else self._levels(process, page.counts)
-        self.processes.append(_Process(page.started_ms, at_ms, dict(page.counts), levels))
+        self.processes.append(_Process(page.started_ms, dict(page.counts), levels))
         del self.processes[:-MAX_PROCESSES]
         self.last_read_ms = at_ms
         return [(key, self.totals[key]) for key in changed]
@@ -301,15 +281,15 @@ class GatewayReader:
             if gateway.profile:
                 known = named_gateway(gateway.profile)
             else:
-                found = matching(all_gateways(), lines)
-                if len(found) != 1:
-                    names = " and ".join(profile.id for profile in found)
+                fitting = matching(all_gateways(), lines)
+                if len(fitting) != 1:
+                    names = " and ".join(profile.id for profile in fitting)
                     raise ValueError(
                         f"the profiles {names} all match this page: name one, as PROFILE=URL"
-                        if found
+                        if fitting
                         else "no gateway profile knows a family of this page"
                     )
-                known = found[0]
+                known = fitting[0]
             self._profiles[gateway.url] = known
         return known
 

@@ -21,9 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from gpuledger_agent.settings import is_web_address
+from gpuledger_agent.page_addresses import named_addresses, without_query
 from gpuledger_common.bounded_file import read_regular
 from gpuledger_common.escapes import escape_text
 from gpuledger_common.http_exchange import get_page
@@ -57,33 +56,15 @@ class Endpoint:
     @property
     def source(self) -> str:
         """The address without user, password and query."""
-        parts = urlsplit(self.url)
-        port = "" if parts.port is None else f":{parts.port}"
-        return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
+        return without_query(self.url)
 
 
 def endpoints(text: str) -> list[Endpoint]:
     """The endpoints of the setting `serving_endpoints`. Raises ValueError with a message."""
-    result = []
-    for entry in (part.strip() for part in text.split(",")):
-        if not entry:
-            continue
-        before, mark, after = entry.partition("=")
-        workload, url = (
-            (before.strip(), after.strip()) if mark and "://" not in before else ("", entry)
-        )
-        shown = entry.rpartition("@")[2]  # without a password
-        if not is_web_address(url):
-            raise ValueError(f"{shown!r} is not [WORKLOAD=]http://HOST[:PORT][/PATH]")
-        parts = urlsplit(url)
-        if parts.username or parts.password:
-            raise ValueError(f"{shown!r} must not hold a user name or a password")
-        result.append(
-            Endpoint(url if parts.path not in {"", "/"} else f"{url.rstrip('/')}/metrics", workload)
-        )
-    if len(result) > MAX_ENDPOINTS:
-        raise ValueError(f"has {len(result)} endpoints, {MAX_ENDPOINTS} are allowed")
-    return result
+    return [
+        Endpoint(url, workload)
+        for workload, url in named_addresses(text, "WORKLOAD", "endpoints", MAX_ENDPOINTS)
+    ]
 
 
 def find_workload(name: str, holders: Iterable[Holder]) -> Workload | str:

@@ -62,7 +62,7 @@ def models_page(context: ReadContext, view: View, words: str) -> Response:
         calendar = calendar_of(connection)
         month = calendar.month_of(now_ms)
         period = view.period(calendar, calendar.month(month), now_ms)
-        found = read_model_servers(connection, period, view.reader.owner, view.owner, words)
+        answer = read_model_servers(connection, period, view.reader.owner, view.owner, words)
         site = view.site(
             connection,
             MODELS,
@@ -73,7 +73,7 @@ def models_page(context: ReadContext, view: View, words: str) -> Response:
         )
     if view.wants_csv:
         range_name = view.filters.range_name or month
-        return csv_file(INFERENCE.csv_rows(found.lines), "models", file_name(range_name))
+        return csv_file(INFERENCE.csv_rows(answer.lines), "models", file_name(range_name))
 
     def link(day: Period, tenant: str) -> str:
         return _day_path(view, calendar, day, tenant or words)
@@ -84,9 +84,9 @@ def models_page(context: ReadContext, view: View, words: str) -> Response:
         named=name_range(calendar, period),
         options=view.filters.range_options or f"--period {month}",
         form=list_form(site, Search(words), {}, {}),
-        servers=[server_facts(server, calendar, link) for server in found.servers],
-        notes=found.notes,
-        listed=found.listed,
+        servers=[server_facts(server, calendar, link) for server in answer.servers],
+        notes=answer.notes,
+        listed=answer.listed,
     )
     return page(text, site=site)
 

@@ -186,16 +186,16 @@ def _only_gateway(files: tuple[Path, ...], lines: Lines) -> GatewayProfile | Non
 
     Raises ValueError where several profiles match.
     """
-    found = gateways.matching(gateways.all_gateways(files), lines)
-    if not found:
+    fitting = gateways.matching(gateways.all_gateways(files), lines)
+    if not fitting:
         return None
     exporters = matching(all_profiles(files), lines)
-    names = [*(entry.id for entry in exporters), *(entry.id for entry in found)]
+    names = [*(entry.id for entry in exporters), *(entry.id for entry in fitting)]
     if len(names) > 1:
         raise ValueError(
             f"the profiles {' and '.join(names)} both match this page: choose one of them"
         )
-    return found[0]
+    return fitting[0]
 
 
 def _gateway_summary(page: str, report: GatewayReport) -> list[str]:
