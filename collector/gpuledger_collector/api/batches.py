@@ -26,6 +26,7 @@ from gpuledger_collector.api.intake import (
     Intake,
     Reservation,
     authenticate_agent,
+    media_type,
     receive_body,
 )
 from gpuledger_collector.api.limits import Load, OverQuota
@@ -234,7 +235,7 @@ def _count(accepted: Accepted, answer: Answer, metrics: Metrics) -> None:
 
 def _media_types(request: AnyRequest) -> tuple[str, str]:
     """Content type and encoding in lower case. Raises Refused (415)."""
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    content_type = media_type(request)
     encoding = request.headers.get("content-encoding", "").strip().lower()
     if content_type not in MSGPACK_TYPES | JSON_TYPES:
         raise Refused(415, "the content type must be application/msgpack or application/json")

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from fastapi import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
 from gpuledger_collector.api.auth.keys import Keys
 from gpuledger_collector.api.auth.principal import Principal
-from gpuledger_collector.api.limits import COMPLETE_BODY, Quotas
+from gpuledger_collector.api.context import RETRY_AFTER_SECONDS
+from gpuledger_collector.api.limits import COMPLETE_BODY, OverQuota, Quotas
 from gpuledger_collector.api.metrics import Metrics
-from gpuledger_collector.api.refusals import Refusals, TooMuchInProgress
-from gpuledger_collector.ingest.batches.commit import GroupCommit
-from gpuledger_collector.ingest.batches.decode import Refused
+from gpuledger_collector.api.refusals import Refusals, Route, TooMuchInProgress
+from gpuledger_collector.ingest.batches.commit import GroupCommit, Unavailable
+from gpuledger_collector.ingest.batches.decode import JSON_TYPES, Refused
 from gpuledger_collector.ingest.batches.store import NewItems, Owner
 from gpuledger_collector.ingest.batches.validate import EARLIEST_MS, Accepted
 from gpuledger_common.wire import MAX_BODY_BYTES, Answer
@@ -164,6 +166,40 @@ class BatchRequest:
 
 
 AnyRequest = Request | BatchRequest
+
+
+@contextlib.contextmanager
+def refusals_as_answers(intake: Intake, route: Route) -> Iterator[None]:
+    """Raise HTTPException for whatever refuses a report on a route."""
+    try:
+        yield
+    except OverQuota as error:
+        intake.refusals.note(route, error)
+        raise HTTPException(429, str(error), {"Retry-After": str(error.retry_after)}) from error
+    except Unavailable as error:
+        intake.refusals.note(route, error)
+        raise HTTPException(503, str(error), {"Retry-After": RETRY_AFTER_SECONDS}) from error
+    except TimeoutError as error:
+        raise HTTPException(408, intake.too_slow, {"Connection": "close"}) from error
+    except Refused as refusal:
+        raise HTTPException(refusal.status, refusal.detail) from refusal
+    except ClientDisconnect as error:
+        raise HTTPException(400, "the sender disconnected") from error
+
+
+def media_type(request: AnyRequest) -> str:
+    """The content type of a body in lower case, without its parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def require_json(request: AnyRequest) -> None:
+    """Raise Refused (415) for a body that is not said to be JSON.
+
+    A web page that is open on this machine may post text to loopback, but not JSON without our
+    consent.
+    """
+    if media_type(request) not in JSON_TYPES:
+        raise Refused(415, "the content type must be application/json")
 
 
 async def authenticate_agent(request: AnyRequest, keys: Keys) -> Principal:

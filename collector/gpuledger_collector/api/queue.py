@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
 
-from fastapi import APIRouter, HTTPException, Request
-from starlette.requests import ClientDisconnect
+from fastapi import APIRouter, Request
 
 from gpuledger_collector.api.auth.principal import Principal
-from gpuledger_collector.api.context import RETRY_AFTER_SECONDS, LedgerRoute
-from gpuledger_collector.api.intake import Intake, Reservation, authenticate_agent, receive_body
-from gpuledger_collector.api.limits import OverQuota
-from gpuledger_collector.api.refusals import Route
+from gpuledger_collector.api.context import LedgerRoute
+from gpuledger_collector.api.intake import (
+    Intake,
+    Reservation,
+    authenticate_agent,
+    receive_body,
+    refusals_as_answers,
+    require_json,
+)
 from gpuledger_collector.ingest import queue_readings
-from gpuledger_collector.ingest.batches.commit import Unavailable
-from gpuledger_collector.ingest.batches.decode import JSON_TYPES, Refused
+from gpuledger_collector.ingest.batches.decode import Refused
 from gpuledger_collector.insight.queue_rows import QueueRow
 from gpuledger_collector.services.database import Database
 
@@ -72,13 +73,7 @@ def router(intake: Intake, database: Database) -> APIRouter:
             # From cheap to dear: the quota and the type are checked before a byte of the body is
             # read.
             intake.quotas.take_queue_reading(sender.payer)
-            # A web page that is open on this machine may post text to loopback, but not JSON
-            # without our consent.
-            if (
-                request.headers.get("content-type", "").partition(";")[0].strip().lower()
-                not in JSON_TYPES
-            ):
-                raise Refused(415, "the content type must be application/json")
+            require_json(request)
             with Reservation(intake, sender) as reservation:
                 body = await receive_body(request, reservation, MAX_BYTES)
                 # One reading of a sender at a time, from decoding to COMMIT.
@@ -92,25 +87,6 @@ def router(intake: Intake, database: Database) -> APIRouter:
                         return {"status": "committed" if is_new else "duplicate"}
 
     return routes
-
-
-@contextlib.contextmanager
-def refusals_as_answers(intake: Intake, route: Route) -> Iterator[None]:
-    """Raise HTTPException for whatever refuses a report on a route."""
-    try:
-        yield
-    except OverQuota as error:
-        intake.refusals.note(route, error)
-        raise HTTPException(429, str(error), {"Retry-After": str(error.retry_after)}) from error
-    except Unavailable as error:
-        intake.refusals.note(route, error)
-        raise HTTPException(503, str(error), {"Retry-After": RETRY_AFTER_SECONDS}) from error
-    except TimeoutError as error:
-        raise HTTPException(408, intake.too_slow, {"Connection": "close"}) from error
-    except Refused as refusal:
-        raise HTTPException(refusal.status, refusal.detail) from refusal
-    except ClientDisconnect as error:
-        raise HTTPException(400, "the sender disconnected") from error
 
 
 async def _read(body: bytes, intake: Intake, sender: Principal) -> tuple[QueueRow, str]:

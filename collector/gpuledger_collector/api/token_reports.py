@@ -9,10 +9,15 @@ from fastapi import APIRouter, Request
 from gpuledger_collector.accounting.inference import TokenRecord
 from gpuledger_collector.api.auth.principal import Denied, Principal
 from gpuledger_collector.api.context import LedgerRoute
-from gpuledger_collector.api.intake import Intake, Reservation, authenticate_agent, receive_body
-from gpuledger_collector.api.queue import refusals_as_answers
+from gpuledger_collector.api.intake import (
+    Intake,
+    Reservation,
+    authenticate_agent,
+    receive_body,
+    refusals_as_answers,
+    require_json,
+)
 from gpuledger_collector.ingest import token_records
-from gpuledger_collector.ingest.batches.decode import JSON_TYPES, Refused
 from gpuledger_collector.services.database import Database
 
 PATH = "/v1/inference"
@@ -67,11 +72,7 @@ def router(intake: Intake, database: Database) -> APIRouter:
                     " (--node '*')",
                 )
             intake.quotas.check_records(sender.payer)
-            if (
-                request.headers.get("content-type", "").partition(";")[0].strip().lower()
-                not in JSON_TYPES
-            ):
-                raise Refused(415, "the content type must be application/json")
+            require_json(request)
             with Reservation(intake, sender) as reservation:
                 body = await receive_body(request, reservation, MAX_BYTES)
                 async with reservation.large():
