@@ -15,11 +15,14 @@ _FOR_MACHINES = re.compile(
     r"nerdctl/.*|containerd\.io/.*|io\.containerd\..*|com\.docker\.compose\.(config-hash|image|version|depends_on)|org\.opencontainers\.image\..*)$"
 )
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+_OWNERS = frozenset({"org", "team", "project", "experiment", "run", "user"})
+"""Names that say who is charged: whoever writes many other labels must not push them out."""
 
 
 def tags_of(labels: Mapping[str, str]) -> dict[str, str]:
-    """The labels as tags, values truncated; plain names (team, project) come first where there are
-    too many.
+    """The labels as tags, values truncated.
+
+    Where there are too many, names of owners come first, then plain names, then those of systems.
     """
     keys = [
         key
@@ -27,5 +30,5 @@ def tags_of(labels: Mapping[str, str]) -> dict[str, str]:
         if 0 < len(key) <= MAX_KEY_CHARACTERS
         and not (_UNSTORABLE.search(key + value) or _FOR_MACHINES.match(key))
     ]
-    keys.sort(key=lambda key: ("/" in key or "." in key, key))
+    keys.sort(key=lambda key: (key not in _OWNERS, "/" in key or "." in key, key))
     return {key: labels[key][:MAX_VALUE_CHARACTERS] for key in keys[:MAX_TAGS]}

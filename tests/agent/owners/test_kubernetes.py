@@ -339,6 +339,16 @@ def test_labels_are_kept_within_bounds():
     assert "bad" not in tags
 
 
+@pytest.mark.parametrize("level", ["org", "team", "project", "experiment", "run", "user"])
+def test_many_labels_of_a_pod_push_out_no_owner(level):
+    """Who may write a pod's labels cannot drop the owner that its namespace has."""
+    many = {f"a{n:02}": "v" for n in range(64)}
+    facts = {("vision", "p"): PodFacts("u", many)}
+    spaces = {"vision": NamespaceFacts({level: "vision"})}
+    (holder,) = owners_of(Cluster([pod("p", UUID)], facts, spaces)).holders([WHOLE], [])[UUID]
+    assert holder.workload.tags[level] == "vision"
+
+
 def test_a_gpu_that_is_not_ours_is_said_once(caplog):
     """A claim of which nobody can tell the instance is worth a line, not a line each tick."""
     owners = owners_of(Cluster([pod("p", "GPU-elsewhere")]))
