@@ -3,7 +3,7 @@ real HTTPS server as API server, the agent's own owner source, meter and batches
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +16,7 @@ from fakes.batches import EPOCH, HEARTBEAT
 from fakes.facts import HOUR, World
 from gpuledger_agent.owners.kubernetes import ClusterView, KubernetesOwners
 from gpuledger_agent.owners.kubernetes_api import ApiServer
+from gpuledger_agent.owners.machine_note import MachineNote
 from gpuledger_agent.owners.podresources import list_pods
 from gpuledger_agent.owners.polling import PolledValue
 from gpuledger_common.batches import BatchMaker
@@ -32,6 +33,15 @@ def card(number: int) -> str:
     return f"GPU-00000000-0000-4000-8000-{number:012}"
 
 
+def cluster_owners(
+    path: Path, api: Server, clock: Callable[[], float], note: MachineNote | None = None
+) -> KubernetesOwners:
+    """Owners of node n1 from its kubelet's socket and an API server; `_cluster.refresh()` asks both."""
+    account = ApiServer(api.url, api.account)
+    view = ClusterView(lambda: list_pods(path), account, "n1", clock=clock)
+    return KubernetesOwners(PolledValue("kubernetes", view.look, 5, 1e12), note)
+
+
 class KubernetesNode:
     """Its pods are those of `kubelet.pods`; what is known of them is in `api`."""
 
@@ -42,14 +52,7 @@ class KubernetesNode:
             for at in range(cards)
         )
         self._now_s = itertools.count(step=31)
-        view = ClusterView(
-            lambda: list_pods(kubelet_server.path),
-            ApiServer(api.url, api.account),
-            "n1",
-            clock=lambda: float(next(self._now_s)),
-        )
-        self.polled = PolledValue("kubernetes", view.look, 5, 1e12)
-        self.owners = KubernetesOwners(self.polled)
+        self.owners = cluster_owners(kubelet_server.path, api, lambda: float(next(self._now_s)))
         self._seq = itertools.count(1)
 
     def pod(self, namespace: str, name: str, *devices: str, **facts: object) -> None:
@@ -63,7 +66,7 @@ class KubernetesNode:
 
     def hold(self, start_ms: int, minutes: int = 60) -> None:
         """Meter the pods as they are now, a sample a minute, and send what was metered."""
-        self.polled.refresh()
+        self.owners._cluster.refresh()
         holders = self.owners.holders(self.cards, [])
         meter = Meter(gap_ms=2 * MINUTE)
         for at_ms in range(start_ms, start_ms + minutes * MINUTE + 1, MINUTE):
@@ -98,4 +101,4 @@ def kubernetes_node(
         yield KubernetesNode(running, api, world, cards)
 
 
-__all__ = ["HOUR", "KubernetesNode", "card", "kubernetes_node"]
+__all__ = ["HOUR", "KubernetesNode", "card", "cluster_owners", "kubernetes_node"]

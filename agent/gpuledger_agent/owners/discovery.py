@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 
 from gpuledger_agent.owners.polling import PolledValue
 from gpuledger_agent.settings import KUBERNETES_ACCOUNT, Settings
+from gpuledger_common.settings import SettingsError
 
 if TYPE_CHECKING:
     from gpuledger_agent.owners.containers import ContainerOwners
     from gpuledger_agent.owners.kubernetes import KubernetesOwners
+    from gpuledger_agent.owners.machine_note import MachineNote
 
 log = logging.getLogger("gpuledger_agent")
 
@@ -65,7 +67,18 @@ def kubernetes_owners(settings: Settings) -> KubernetesOwners | None:
     )
     cluster = PolledValue("kubernetes", view.look, POLL_INTERVAL_S, settings.owner_stale_s)
     cluster.start(FIRST_ANSWER_S)
-    return KubernetesOwners(cluster)
+    # Whoever keeps the agent from reading nodes does not want their pool either.
+    is_asked = api is not None and "node" in settings.kubernetes_parts
+    return KubernetesOwners(cluster, _machine_note(settings) if is_asked else None)
+
+
+def _machine_note(settings: Settings) -> MachineNote | None:
+    from gpuledger_agent.owners.machine_note import MachineNote
+
+    try:
+        return MachineNote(settings.spool_folder, settings.node_name)
+    except SettingsError:  # no folder: an agent that only looks (`check`) needs none
+        return None
 
 
 def container_owners(settings: Settings) -> ContainerOwners | None:

@@ -34,6 +34,7 @@ from gpuledger_agent.owners.kubernetes_api import (
     ShareKey,
 )
 from gpuledger_agent.owners.labels import MAX_VALUE_CHARACTERS, tags_of
+from gpuledger_agent.owners.machine_note import MachineNote
 from gpuledger_agent.owners.pod_jobs import job_of, people_of
 from gpuledger_agent.owners.pod_owners import refused_levels
 from gpuledger_agent.owners.pod_shares import (
@@ -284,17 +285,21 @@ class KubernetesOwners:
 
     name = "kubernetes"
 
-    def __init__(self, cluster: PolledValue[Cluster]) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: PolledValue[Cluster], note: MachineNote | None = None) -> None:
+        """`note`: where the machine is kept for the next start."""
+        self._cluster, self._note = cluster, note
         self._reported: set[tuple[str, ...]] = set()
-        self._machine: Machine | None = None
+        self._machine = None if note is None else note.read()
         self._described: dict[_Described, _Description] = {}
 
     def machine(self) -> Machine | None:
-        """What the node is to its cloud: it stays so while the kubelet is silent."""
+        """What the node is to its cloud: it stays so while nobody answers, also over a restart."""
         cluster = self._cluster.value()
-        if cluster is not None and cluster.machine is not None:
-            self._machine = cluster.machine
+        machine = None if cluster is None else cluster.machine
+        if machine is not None and machine != self._machine:
+            self._machine = machine
+            if self._note is not None:
+                self._note.write(machine)
         return self._machine
 
     def holders(self, accelerators: Sequence[Accelerator], _samples: Sequence[Sample]) -> Holders:

@@ -4,13 +4,15 @@ import pytest
 
 from fakes import kubelet
 from fakes.apiserver import api_server
-from gpuledger_agent.owners.kubernetes import NODE_INTERVAL_S, ClusterView, KubernetesOwners
+from fakes.kubernetes_node import cluster_owners
+from gpuledger_agent.owners import discovery
+from gpuledger_agent.owners.kubernetes import NODE_INTERVAL_S, ClusterView
 from gpuledger_agent.owners.kubernetes_api import ApiServer
+from gpuledger_agent.owners.machine_note import MAX_NOTE_BYTES, NAME, MachineNote
 from gpuledger_agent.owners.node_labels import machine_of
 from gpuledger_agent.owners.podresources import list_pods
-from gpuledger_agent.owners.polling import PolledValue
 from gpuledger_agent.sampler import Sampler
-from gpuledger_agent.settings import SettingsError, load
+from gpuledger_agent.settings import Settings, SettingsError, load
 from gpuledger_agent.spool import Spool
 from gpuledger_common.batches import unpack
 from gpuledger_common.meter import Meter
@@ -79,13 +81,7 @@ def look(tmp_path, api):
     """Look once at a node after a while; the owners that know it."""
     with kubelet.running(tmp_path / "kubelet.sock") as running:
         now = [0.0]
-        view = ClusterView(
-            lambda: list_pods(running.path),
-            ApiServer(api.url, api.account),
-            "n1",
-            clock=lambda: now[0],
-        )
-        owners = KubernetesOwners(PolledValue("kubernetes", view.look, 5, 1e9))
+        owners = cluster_owners(running.path, api, lambda: now[0])
 
         def again(wait_s):
             now[0] += wait_s
@@ -141,6 +137,85 @@ def test_a_node_that_the_server_does_not_know_is_said_once(look, caplog):
         assert look(31).machine() is None
     assert caplog.text.count("cannot ask for nodes, so the pool of this node") == 1
     assert "stay in use" not in caplog.text
+
+
+@pytest.fixture
+def start(tmp_path, api):
+    """Start an agent on node n1, and let it ask once; its owners."""
+    with kubelet.running(tmp_path / "kubelet.sock") as running:
+
+        def start(node="n1"):
+            note = MachineNote(tmp_path / "state", node)
+            owners = cluster_owners(running.path, api, lambda: 0.0, note)
+            owners._cluster.refresh()
+            return owners
+
+        yield start
+
+
+def test_an_agent_that_starts_without_the_server_knows_its_machine(start, api):
+    """Its pool would be `default` until the server answers; another node's note is none."""
+    api.node("n1", "gce://n1", **{"cloud.google.com/gke-nodepool": "a3"})
+    known = start().machine()
+    api.forbidden = "/api/"
+    assert start().machine() == known == Machine("a3", provider_id="gce://n1")
+    assert start("n2").machine() is None
+    # What the server says later is what counts.
+    api.forbidden = None
+    api.node("n1", **{"cloud.google.com/gke-nodepool": "b4"})
+    assert start().machine() == Machine("b4")
+    assert start().machine() == Machine("b4")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"node": "n1", "machine": {}, ',
+        '{"node": "n1", "machine": {"pool": 7}}',
+        '{"node": "n1", "machine": {"pool": "%s"}}' % ("x" * 257),
+        '{"node": "n1", "machine": {"size": "1"}}',
+        '{"node": "n1", "machine": {"pool": "a3"}}'.ljust(MAX_NOTE_BYTES + 1),
+    ],
+)
+def test_a_note_that_is_broken_is_none(start, api, tmp_path, content):
+    """As if the agent had never run here."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / NAME).write_text(content)
+    api.forbidden = "/api/"
+    assert start().machine() is None
+
+
+def test_a_folder_that_cannot_be_written_is_said_once(start, api, tmp_path, caplog):
+    """The machine is known all the same."""
+    (tmp_path / "state").write_text("")
+    api.node("n1", **{"cloud.google.com/gke-nodepool": "a3"})
+    owners = start()
+    assert owners.machine() == Machine("a3")
+    owners._note.write(Machine("b4"))
+    assert caplog.text.count("machine.json cannot be written") == 1
+
+
+@pytest.mark.parametrize(("reads", "expected"), [("node", "a3"), ("claims", None)])
+def test_the_note_is_that_of_the_spool(api, tmp_path, reads, expected):
+    """Where nodes are not to be read, it is not either."""
+    MachineNote(tmp_path, "n1").write(Machine("a3"))
+    with kubelet.running(tmp_path / "kubelet.sock") as running:
+        owners = discovery.kubernetes_owners(
+            Settings(
+                node="n1",
+                spool_dir=tmp_path,
+                kubelet_socket=running.path,
+                kubernetes_api_url=api.url,
+                kubernetes_account_dir=api.account,
+                kubernetes_reads=reads,
+            )
+        )
+        owners._cluster.close()
+        machine = owners.machine()
+    assert (None if machine is None else machine.pool) == expected
 
 
 def test_parts_that_are_not_to_be_read_are_settings():

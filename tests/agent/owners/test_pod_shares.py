@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from fakes import kubelet
 from fakes.apiserver import api_server
-from gpuledger_agent.owners.kubernetes import ClusterView, KubernetesOwners
-from gpuledger_agent.owners.kubernetes_api import MAX_ANNOTATION_CHARACTERS, ApiServer, PodFacts
+from fakes.kubernetes_node import cluster_owners
+from gpuledger_agent.owners.kubernetes_api import MAX_ANNOTATION_CHARACTERS, PodFacts
 from gpuledger_agent.owners.pod_shares import Part, divide_reservation, weigh
-from gpuledger_agent.owners.podresources import list_pods
-from gpuledger_agent.owners.polling import PolledValue
 from gpuledger_agent.owners.shares import (
     MEBIBYTE,
     VirtualCard,
@@ -56,13 +54,7 @@ def node(tmp_path, api):
     """A node of which both servers are asked; `look()` gives the weights of each card by pod."""
     with kubelet.running(tmp_path / "kubelet.sock") as running:
         now = [0.0]
-        view = ClusterView(
-            lambda: list_pods(running.path),
-            ApiServer(api.url, api.account),
-            "n1",
-            clock=lambda: now[0],
-        )
-        owners = KubernetesOwners(PolledValue("kubernetes", view.look, 5, 1e9))
+        owners = cluster_owners(running.path, api, lambda: now[0])
 
         def look(wait_s=5.0):
             now[0] += wait_s
