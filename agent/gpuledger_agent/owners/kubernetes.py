@@ -69,7 +69,7 @@ RESERVATIONS = frozenset({"kai-resource-reservation", "runai-reservation"})
 """Namespaces of the pods with which KAI Scheduler and Run:ai reserve divided cards."""
 _WITHOUT = {
     "pods": "pods are known by namespace and name, without labels",
-    "namespaces": "labels of namespaces are no defaults",
+    "namespaces": "labels of namespaces are no defaults, and pods may name any owner",
     "nodes": "the pool of this node is that of the setting, and how it is bought is not known",
     "resourceslices": "claimed devices are known by number",
     "resourceclaims": "claims that share a device have equal parts, and those that only observe it"

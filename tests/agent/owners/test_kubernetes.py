@@ -564,13 +564,14 @@ def test_labels_outlive_an_api_server_that_fails_and_a_name_that_comes_again_is_
     assert ("vision", "p0") not in view.look().facts
 
 
-def test_without_rights_on_namespaces_pods_keep_their_own_labels(api, asked):
+def test_without_rights_on_namespaces_pods_keep_their_own_labels(api, asked, caplog):
     """A role that may list pods only is enough."""
     api.forbidden = "/api/v1/namespaces"
     api.pods = [api.pod("vision", "p0", "u0", team="vision")]
     cluster = ClusterView(lambda: (pod("p0", UUID),), asked, "n1").look()
     assert cluster.facts["vision", "p0"].labels == {"team": "vision"}
     assert cluster.namespaces == {}
+    assert "no defaults, and pods may name any owner" in caplog.text
 
 
 def test_without_an_api_server_the_names_of_log_folders_tell_uids(tmp_path):
