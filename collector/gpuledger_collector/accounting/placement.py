@@ -194,8 +194,7 @@ class RefusedClaim:
             )
         if self.kind == OWNER:
             return (
-                f"{self.node}: {self.subject}, whom its namespace does not allow; the namespace's"
-                " owner is charged"
+                f"{self.node}: {self.subject}, whom its namespace does not allow; it does not count"
             )
         if self.kind == "holder":
             return (

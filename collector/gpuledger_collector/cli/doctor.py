@@ -12,6 +12,7 @@ from pathlib import Path
 import typer
 
 from gpuledger_collector import wiring
+from gpuledger_collector.accounting.placement import OWNER
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import DONE, FINDINGS, UNAVAILABLE, explain, new_app
@@ -30,6 +31,12 @@ app = new_app()
 MIN_FREE_BYTES = 1024**3
 UNATTRIBUTED_SHARE = 10
 """One part in so many of the held time may have no team."""
+STATE_INVENTORY = "look at the node; gpuledger import inventory decides it"
+ALLOW_OWNER = (
+    "correct the pod's label, or allow it by the namespace's annotation gpuledger.allowed-teams,"
+    " gpuledger.allowed-projects or gpuledger.allowed-orgs"
+)
+"""Remedies of refused claims."""
 MARKS = {"bad": "BAD ", "note": "note", "ok": "ok  "}
 COLORS = {"bad": "1;31", "note": "33", "ok": "32"}
 
@@ -162,9 +169,8 @@ def ledger(seen: LedgerHealth, now_ms: int) -> Iterator[Diagnosis]:
     yield from writing(seen)
     yield from refused_senders(seen)
     for claim in seen.claims:
-        yield bad(
-            "integrity", claim.sentence(), "look at the node; gpuledger import inventory decides it"
-        )
+        cure = ALLOW_OWNER if claim.kind == OWNER else STATE_INVENTORY
+        yield bad("integrity", claim.sentence(), cure)
     if seen.unbound_tokens:
         yield note(
             "tokens",

@@ -58,14 +58,15 @@ def test_annotations_of_the_namespace_allow_more(node):
 
 
 def test_doctor_says_a_claim_of_today(node):
-    """Who claims what, and who is charged instead."""
+    """Who claims what, and what allows it: an inventory does not."""
     namespace(node, "vision", team="vision")
     node.pod("vision", "greedy", card(0), team="nlp")
     node.hold(int(time.time() * 1000) // HOUR * HOUR - 2 * HOUR)
     _, out, _ = node.world._run("doctor")
-    assert "n1: vision/greedy claims team nlp, whom its namespace does not allow" in " ".join(
-        out.split()
-    )
+    shown = " ".join(out.split())
+    assert "n1: vision/greedy claims team nlp, whom its namespace does not allow; it does" in shown
+    assert "annotation gpuledger.allowed-teams, gpuledger.allowed-projects or" in shown
+    assert "import inventory" not in shown
 
 
 @pytest.mark.parametrize("labels", [{}, {"project": "seg"}])
