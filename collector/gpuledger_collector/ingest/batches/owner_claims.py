@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from gpuledger_collector.accounting.placement import OWNER, PlacementClaim
 from gpuledger_collector.ingest.batches.attributes import Connection, ResolvedBatch
+from gpuledger_collector.ingest.batches.validate import MAX_NAME
 from gpuledger_collector.storage.ledger import claims
 
 
@@ -23,7 +24,8 @@ def write_owner_claims(connection: Connection, batches: Iterable[ResolvedBatch])
             workload = workloads[interval.workload]
             accelerator_id = resolved.accelerators[interval.accelerator]
             for level, claimed in workload.refused.items():
-                subject = f"{workload.name or workload.id} claims {level} {claimed}"
+                name = (workload.name or workload.id)[:MAX_NAME]
+                subject = f"{name} claims {level} {claimed}"
                 key = accelerator_id, resolved.node_id, subject
                 first_ms, last_ms = spans.get(key, (interval.start_ms, interval.end_ms))
                 spans[key] = min(first_ms, interval.start_ms), max(last_ms, interval.end_ms)

@@ -51,6 +51,10 @@ MAX_DAYS = 40
 """Distinct UTC days of one batch: each may need a new partition."""
 MAX_REJECTED = 1000
 MAX_TAGS = 200
+MAX_ID_BYTES = 1000
+"""Of a workload: its key, with kind and node, is indexed, and an entry of an index holds 2,704."""
+MAX_NAME = 256
+"""Characters of an owner's name that a workload claims; a refused claim is indexed by it."""
 MAX_TEXT = 4000
 """Characters of a text in a heartbeat."""
 MAX_EPOCH = 64
@@ -364,6 +368,8 @@ def check_workload(workload: WireWorkload) -> str | None:
         },
     ):
         return reason
+    if len(workload.id.encode()) > MAX_ID_BYTES:
+        return f"id: is longer than {MAX_ID_BYTES} bytes"
     if len(workload.tags) > MAX_TAGS:
         return f"tags: has {len(workload.tags)} of them, {MAX_TAGS} are allowed"
     for tag, value in workload.tags.items():
@@ -371,7 +377,7 @@ def check_workload(workload: WireWorkload) -> str | None:
         if reason:
             return f"tags[{tag[:40]!a}]: {reason}"
     for level, name in workload.refused.items():
-        reason = "is no level" if level not in LEVELS else bad_text(name, 4000)
+        reason = "is no level" if level not in LEVELS else bad_text(name, MAX_NAME)
         if reason:
             return f"refused[{level[:40]!a}]: {reason}"
     return None
