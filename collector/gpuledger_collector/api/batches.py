@@ -12,7 +12,6 @@ import logging
 import time
 
 import msgspec
-import psycopg
 from fastapi import APIRouter, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -32,7 +31,7 @@ from gpuledger_collector.api.intake import (
 from gpuledger_collector.api.limits import Load, OverQuota
 from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.ingest.batches.bounds import inflated_bytes
-from gpuledger_collector.ingest.batches.commit import Unavailable
+from gpuledger_collector.ingest.batches.commit import REFUSED, Unavailable
 from gpuledger_collector.ingest.batches.decode import (
     ENCODINGS,
     JSON_TYPES,
@@ -115,7 +114,7 @@ def create_endpoint(intake: Intake) -> ASGIApp:
         except OverQuota as error:
             intake.refusals.note("batches", error)
             status, answer, wait_s = 429, Answer("refused", detail=str(error)), error.retry_after
-        except (psycopg.DataError, psycopg.IntegrityError) as error:
+        except REFUSED as error:
             # Not 422: that would mean that the rest of the batch is committed.
             reason = str(error).strip().partition("\n")[0]
             status, answer = (

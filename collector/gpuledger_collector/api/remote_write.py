@@ -11,7 +11,6 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 
-import psycopg
 from fastapi import APIRouter, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -33,7 +32,7 @@ from gpuledger_collector.api.intake import (
     receive_body,
 )
 from gpuledger_collector.api.limits import OverQuota, Quota
-from gpuledger_collector.ingest.batches.commit import GroupCommit, Unavailable
+from gpuledger_collector.ingest.batches.commit import REFUSED, GroupCommit, Unavailable
 from gpuledger_collector.ingest.batches.decode import Refused
 from gpuledger_collector.ingest.remote_write.decode import (
     WriteRequest,
@@ -140,7 +139,7 @@ def create_endpoint(remote: RemoteIntake) -> ASGIApp:
         except OverQuota as error:
             remote.intake.refusals.note("write", error)
             outcome = Outcome(503, text=str(error), wait_s=error.retry_after)
-        except (psycopg.DataError, psycopg.IntegrityError):
+        except REFUSED:
             outcome = Outcome(400, text="the database refuses these samples")
         except Exception:
             log.exception("unexpected error while handling a request of remote write")

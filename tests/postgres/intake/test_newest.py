@@ -302,6 +302,23 @@ def test_poison_does_not_take_along_what_was_kept():
     assert store.forgotten >= 1
 
 
+def test_what_no_index_can_hold_is_a_fault_of_the_batch():
+    """Of it alone, though the driver has it among the errors of a database that is unavailable."""
+    store = Fake()
+    limit = psycopg.errors.ProgramLimitExceeded("index row size 4024 exceeds maximum 2704")
+    flush = store.flush
+
+    def refuse(connection, batches, now, idle):
+        if any(one.samples < 0 for one in batches):
+            raise limit
+        return flush(connection, batches, now, idle)
+
+    store.flush = refuse
+    with writing(store) as made:
+        assert asyncio.run(answers(made, [One(1), One(2, -1), One(3)])) == [1, limit, 3]
+        assert made.fault() is None
+
+
 def accepted(seq, node="node-1", start_ms=NOON_MS, **changes):
     made = batch(seq, node, start_ms=start_ms, **changes)
     return validate.accept(decode(encode(made), "application/msgpack", ""), NOON_MS + 3_600_000)

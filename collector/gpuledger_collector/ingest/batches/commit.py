@@ -34,6 +34,10 @@ UNAVAILABLE = (
 """Errors that say nothing of a batch: the database does not answer, or takes no writes (a read
 replica).
 """
+REFUSED = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
+"""Errors by which the database refuses a batch, now and later. The last is a subclass of
+OperationalError: a value that no row or index can hold.
+"""
 FAULT_SECONDS = 30.0
 """How long a failure is reported as current; afterwards batches may try again."""
 MAX_POISON = 3
@@ -370,11 +374,12 @@ class GroupCommit(Generic[B, A]):
             answers = self._store.flush(
                 connection, [waiting.batch for waiting in group], self._clock(), self._is_idle
             )
-        except UNAVAILABLE as error:
+        except Exception as error:
             # The database is unavailable, not the batches wrong: writing them one by one would fail
             # as well.
-            return self._refuse(connection, group, error)
-        except Exception as error:  # a poison batch must not fail its neighbors: write each alone
+            if _is_unavailable(error):
+                return self._refuse(connection, group, error)
+            # A poison batch must not fail its neighbors: write each alone.
             # Also empty the caches: they may be what the statement failed on, as after a restored
             # database.
             connection = self._reset_store(connection)
@@ -422,12 +427,12 @@ class GroupCommit(Generic[B, A]):
             if connection is None or connection.closed:
                 connection = self._connect()
             answer = self._store.flush(connection, [waiting.batch], self._clock(), self._is_idle)[0]
-        except UNAVAILABLE as error:
-            return self._refuse(connection, [waiting], error)
         except Exception as error:
+            if _is_unavailable(error):
+                return self._refuse(connection, [waiting], error)
             connection = self._reset_store(connection)
             log.exception("batch %s cannot be written", waiting.batch.key)
-            is_refused = isinstance(error, psycopg.DataError | psycopg.IntegrityError)
+            is_refused = isinstance(error, REFUSED)
             failure = (
                 error if is_refused else WriteFailed("internal error; see the collector's log")
             )
@@ -452,6 +457,10 @@ class GroupCommit(Generic[B, A]):
     def _note_success(self) -> None:
         self._failing = False
         self._failed_keys.clear()
+
+
+def _is_unavailable(error: Exception) -> bool:
+    return isinstance(error, UNAVAILABLE) and not isinstance(error, REFUSED)
 
 
 def _deliver(outcomes: Sequence[tuple[_Waiting[B, A], A | Exception]]) -> None:
