@@ -332,30 +332,35 @@ class KubernetesOwners:
         cluster: Cluster,
         claims: Claims,
     ) -> dict[str, Part]:
-        """What a pod holds of each accelerator, by the kubelet or by its annotation."""
+        """What a pod holds of each accelerator: slots of virtual devices by its annotation, all else
+        by the kubelet.
+        """
         key = pod.namespace, pod.name
         allocated = self._allocated_devices(pod, accelerators, cluster, claims)
         parts = {uuid: allocated_part(key, devices, claims) for uuid, devices in allocated.items()}
-        slots = {device.id for device in pod.devices if is_virtual(device)}
+        slots = {device.id: device for device in pod.devices if is_virtual(device)}
         cards = annotated_cards(facts) if slots else None
         if cards is None:
             return parts
         named = {card.uuid for card in cards}
-        if len(cards) != len(slots) or not named <= accelerators.keys():
+        divided = {uuid for uuid, devices in allocated.items() if any(map(is_virtual, devices))}
+        whole = {uuid: part for uuid, part in parts.items() if uuid not in divided}
+        # A card that the pod has as a whole is not divided: its part would lower the bill.
+        if len(cards) != len(slots) or not named <= accelerators.keys() - whole.keys():
             self._report(
                 ("annotation", *key),
                 f"the annotation of pod {pod.namespace}/{pod.name} names other cards than it was"
                 " given, so the kubelet's count, in equal parts",
             )
             return parts
-        if named != parts.keys():
+        if named != divided:
             self._report(
                 ("card", *key, *sorted(named)),
                 f"pod {pod.namespace}/{pod.name} uses {', '.join(sorted(named))} by its annotation;"
-                f" the kubelet says {', '.join(sorted(parts)) or 'another'}",
+                f" the kubelet says {', '.join(sorted(divided)) or 'another'}",
             )
-        containers = frozenset().union(*(part.containers for part in parts.values()))
-        return annotated_parts(key, cards, containers, accelerators)
+        containers = frozenset(device.container for device in slots.values() if device.container)
+        return whole | annotated_parts(key, cards, containers, accelerators)
 
     def _weigh(
         self, parts: Sequence[Part], cluster: Cluster, before: Mapping[_Described, _Description]

@@ -229,6 +229,28 @@ def test_the_card_of_the_annotation_counts_before_that_of_the_kubelet(node, api,
     assert caplog.text.count(said) == 1
 
 
+def test_a_slot_of_one_card_takes_no_whole_card_away(node, api, caplog):
+    """The annotation replaces the slot alone; a pod with a whole card cannot call it divided."""
+    name = "hami.io/vgpu-devices-allocated"
+    slot, rest = {name: f"{UUID},NVIDIA,20000,25:;"}, {name: f"{UUID},NVIDIA,60000,75:;"}
+    node.pods = [
+        kubelet.pod("vision", "a", f"{UUID}-0", OTHER),
+        kubelet.pod("nlp", "b", f"{UUID}-1"),
+    ]
+    api.pods = [
+        api.pod("vision", "a", "ua", annotations=slot),
+        api.pod("nlp", "b", "ub", annotations=rest),
+    ]
+    held = node.look()
+    assert held[OTHER] == {"vision/a": 1}
+    assert shares(held[UUID]) == {"vision/a": Fraction(1, 4), "nlp/b": Fraction(3, 4)}
+    assert "by its annotation" not in caplog.text
+    api.pods[0] = api.pod("vision", "a", "ua", annotations={name: f"{OTHER},NVIDIA,1,1:;"})
+    held = node.look(31)
+    assert held[OTHER] == {"vision/a": 1}
+    assert shares(held[UUID]) == {"vision/a": Fraction(1, 2), "nlp/b": Fraction(1, 2)}
+
+
 @pytest.mark.parametrize(
     ("devices", "text"),
     [
