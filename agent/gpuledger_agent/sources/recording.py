@@ -39,6 +39,7 @@ WORKLOAD_KINDS = frozenset(
 )
 
 
+_OPTIONAL_TEXTS = ("user", "account", "name", "job", "job_uid")
 _LABEL = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 
 
@@ -212,7 +213,7 @@ def _sample(offset_ms: int, row: dict[str, Any]) -> Sample:
     status, cause = row.get("health", ("ok", ""))
     health = Health(_one_of(status, frozenset(get_args(HealthStatus))), _require_type(cause, str))
     values = {name: _number(name, value) for name, value in row["values"].items()}
-    absent = {name: _require_type(reason, str) for name, reason in row.get("absent", {}).items()}
+    absent = _texts(row.get("absent", {}))
     series = {
         _one_of(name, BY_NAME): [_require_labels(name, *entry) for entry in entries]
         for name, entries in row.get("series", {}).items()
@@ -250,13 +251,19 @@ def _one_of(value: Any, known: Collection[str]) -> Any:
 
 
 def _holder(row: dict[str, Any]) -> Holder:
-    tags = {
-        _require_type(name, str): _require_type(value, str)
-        for name, value in row.get("tags", {}).items()
-    }
-    user, account, name = (_optional(row.get(key), str) for key in ("user", "account", "name"))
     weight = _require_type(row.get("weight", 1), int)
     if weight < 1:
         raise ValueError(f"weight {weight} is not positive")
-    kind = _one_of(row["kind"], WORKLOAD_KINDS)
-    return Holder(Workload(_require_type(row["id"], str), kind, user, account, name, tags), weight)
+    texts = {name: _optional(row.get(name), str) for name in _OPTIONAL_TEXTS}
+    workload = Workload(
+        _require_type(row["id"], str),
+        _one_of(row["kind"], WORKLOAD_KINDS),
+        tags=_texts(row.get("tags", {})),
+        refused=_texts(row.get("refused", {})),
+        **texts,
+    )
+    return Holder(workload, weight)
+
+
+def _texts(row: dict[str, Any]) -> dict[str, str]:
+    return {_require_type(name, str): _require_type(value, str) for name, value in row.items()}

@@ -73,6 +73,9 @@ workloads = st.builds(
     st.none() | names,
     st.none() | names,
     st.dictionaries(names, names, max_size=3),
+    st.none() | names,
+    st.none() | names,
+    st.dictionaries(names, names, max_size=3),
 )
 
 
@@ -200,6 +203,14 @@ def row(**changed):
         (
             [HEAD, row(holders=[{"id": "1", "kind": "slurm", "weight": 0}])],
             ":2: is not a tick: weight 0",
+        ),
+        (
+            [HEAD, row(holders=[{"id": "1", "kind": "slurm", "job": 7}])],
+            ":2: is not a tick: 7 is not a str",
+        ),
+        (
+            [HEAD, row(holders=[{"id": "1", "kind": "slurm", "refused": {"team": None}}])],
+            ":2: is not a tick: None is not a str",
         ),
         ([HEAD], "the recording has no ticks"),
     ],
