@@ -192,15 +192,11 @@ def idle_facts(
     finding: NamedFinding, now_ms: int, command: str, is_partly_busy: bool
 ) -> dict[str, Any]:
     """An idle accelerator as a page shows it. `command` gives it back; '': none does."""
-    advised = ADVICE.get(finding.state, "")
-    if finding.resolved_ms is not None:
-        command, advised = "", ""
-    elif finding.state not in RECLAIMABLE_STATES:
+    advised = advice(finding)
+    if not finding.is_ongoing or finding.state not in RECLAIMABLE_STATES:
         command = ""
     elif is_partly_busy:
         advised = "The other GPUs of its job are busy: ask for fewer next time."
-    elif not command:
-        advised = END_IT
     per_day, currency = finding.per_day_micro, finding.currency
     return {
         "key": anchor(finding.key),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuledger_collector.export.findings import advice, count_gpus
+from gpuledger_collector.export.findings import advice, count_gpus, idle_facts
 from gpuledger_collector.export.statement import finding_facts
 from gpuledger_collector.insight.findings import NamedFinding
 
@@ -53,6 +53,8 @@ def test_a_broken_gpu_is_not_offered():
         "Nobody holds it, and it is degraded: a row remap waits for a reset."
     )
     assert advice(replace(degraded, resolved_ms=1)) == ""
+    assert idle_facts(FREE, 1, "", is_partly_busy=False)["advice"] == advice(FREE)
+    assert idle_facts(degraded, 1, "", is_partly_busy=False)["advice"] == advice(degraded)
 
 
 def test_what_is_not_to_be_given_back_says_why():
