@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from html import unescape
+from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 import pytest
@@ -85,6 +86,33 @@ def test_free_gpus_stand_in_groups_and_held_ones_first(fleet):
     _, one_by_one = ask(fleet, "/idle?by=none")
     assert all(f"GPU-free-{number}" in one_by_one for number in range(FREE))
     assert ask(fleet, "/idle?by=color")[0] == 422
+
+
+def test_a_group_of_free_gpus_keeps_what_the_list_is_narrowed_to(fleet):
+    """Its link leads to its own rows alone: as many as it counts, of the same range."""
+    here = f"/idle?period={MONTH}&pool=spare&q=gpu-FREE-4"
+    _, text = ask(fleet, here)
+    (group,) = table_after(text, "Held by nobody")
+    assert group[1] == "1 GPU"
+    (link,) = {link for link in Page(text).links if "state=unallocated" in link}
+    (row,) = table_after(ask(fleet, link)[1], "One by one")
+    assert "GPU-free-4" in row[0]
+    asked = parse_qs(urlsplit(link).query)
+    assert (asked["period"], asked["pool"], asked["q"]) == ([MONTH], ["spare"], ["gpu-FREE-4"])
+
+
+@pytest.mark.parametrize(
+    ("query", "stream"),
+    [
+        ("", "/live"),
+        ("?node=node-0&pool=(unnamed)&q=gpu", "/live?pool=%28unnamed%29&amp;node=node-0"),
+        (f"?period={MONTH}&node=node-0", None),
+    ],
+)
+def test_the_stream_is_narrowed_as_the_list_is(fleet, query, stream):
+    """What changes on other nodes and pools is not told; a past range hears nothing."""
+    _, text = ask(fleet, f"/idle{query}")
+    assert re.findall(r'data-stream="([^"]*)"', text) == ([stream] if stream else [])
 
 
 def test_a_range_counts_gpus_once_and_their_episodes(fleet):

@@ -129,6 +129,7 @@ def idle_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -
     require_choice("by", by, GROUPINGS)
     now_ms = context.now_ms
     is_now = not view.filters.range_name
+    place = {"pool": narrowing.pool, "node": narrowing.node}
     with context.database.transaction(read_only=True) as connection:
         # Ends are not included: one millisecond is what is ongoing at this instant.
         calendar = calendar_of(connection)
@@ -153,7 +154,7 @@ def idle_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -
             ranges=LAST_DAYS,
             has_csv=True,
             extra={**narrowing.parameters(), "by": "" if by == "model" else by},
-            live_path=address(LIVE, view.filters.owner) if is_now else "",
+            live_path=address(LIVE, {**view.filters.owner, **place}) if is_now else "",
             may_be_live=True,
         )
     free = () if by == "none" else found.free_by("node" if by == "node" else "model")
