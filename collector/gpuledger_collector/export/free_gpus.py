@@ -23,7 +23,7 @@ FREE_MODELS = Report[FreeModel](
             "least_free",
             lambda item: item.week.least,
             Kind.COUNT,
-            about="Of the hours looked at (168; 24 of more than 2,000 GPUs), free for all of the hour.",
+            about="Free for all of the hour: of the last 168 hours, or 24 of more than 2,000 GPUs.",
         ),
         Column("most_free", lambda item: item.week.most, Kind.COUNT),
         Column("wanted", lambda item: item.wanted, Kind.COUNT),

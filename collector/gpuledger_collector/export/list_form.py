@@ -75,8 +75,8 @@ def list_form(
     has_range: bool = True,
     labels: Mapping[str, str] = FIRST_WORDS,
 ) -> ListForm:
-    """The form of a list in which these values of node, pool, model, state and username are found, and whose
-    owner is one of `teams`.
+    """The form of a list in which these values of node, pool, model, state and username are found,
+    and whose owner is one of `teams`.
 
     `views` are other choices: the value that is shown, and the words of each; `labels` calls them.
     """

@@ -1,4 +1,5 @@
-"""Which GPUs are free, by model: now, and in each hour of the last week. Counts, and no forecast.
+"""Which GPUs are free, by model: now, and in each hour of the last week; of many GPUs, of the last day.
+Counts, and no forecast.
 
 A GPU was free in an hour in which nobody held it from start to end, for only such could have been
 had together. What is not observed is not free, and not taken either: an hour in which too much is
@@ -68,7 +69,9 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class FreeModel:
-    """A model: its GPUs now, what was free in the last week, and the same by hour of the day."""
+    """A model: its GPUs now, what was free in the hours looked at, and the same by hour of the
+    day.
+    """
 
     now: ModelNow
     wanted: int

@@ -1,5 +1,6 @@
-"""Which GPUs are free, by model: now, and in how many hours of the last week so many were free at
-once. Exact, from the hourly ledger and the latest readings; about the entire fleet.
+"""Which GPUs are free, by model: now, and in how many hours of the last week (of many GPUs: of the
+last day) so many were free at once. Exact, from the hourly ledger and the latest readings; about
+the entire fleet.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ def read_free_gpus(
     connection: Connection, now_ms: int, wanted: int = 1, pool: str = "", words: str = ""
 ) -> list[FreeModel]:
     """Read every model of which a whole GPU is there now, most GPUs first: what is free of it, and
-    in how many hours of the last days `wanted` were free at once. Of a pool (empty: all), or those whose name has
-    these words.
+    in how many hours `wanted` were free at once, of the last DAYS, or of DAYS_OF_MANY where more
+    than MANY GPUs are asked for.
+
+    Of one pool (empty: of all), and of pools whose name has these words.
     """
     pools = PoolChoice(pool, words)
     end_ms = now_ms - now_ms % HOUR_MS

@@ -1,4 +1,4 @@
-"""What is read of free GPUs by model: one query for those of now, one for the hours of a week."""
+"""What is read of free GPUs by model: one query for those of now, one for the hours before."""
 
 from __future__ import annotations
 
