@@ -1,8 +1,9 @@
 """Lists are narrowed by their form, and an empty one says what was asked and leads on."""
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html import unescape
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import psycopg
@@ -13,12 +14,16 @@ from fakes.pages import Page
 from fakes.postgres import fresh_database
 from fakes.two_teams import FOREIGN, MONTH, OWN, day, finding_of, idle_job, two_teams
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.spend_series import GROUPINGS
+from gpuledger_collector.api import fleet_pages, list_pages, pages
+from gpuledger_collector.api.narrowing import WHOLE
 from gpuledger_collector.api.page_routes import PageRoute
 from gpuledger_collector.insight.durations import lasting
 from gpuledger_collector.storage.findings import findings
 
 BROWSER = {"Accept": "text/html,*/*;q=0.8"}
 FREE = 5
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "pages.md"
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +147,22 @@ def test_idle_is_narrowed_and_its_csv_is_the_same_view(fleet, query, count):
     whole = len(read_csv(ask(fleet, "/idle?format=csv")[1])) - 1
     assert whole > count
     assert f"of {whole} in the whole list" in text
+
+
+def test_the_guide_names_every_choice():
+    """Whoever writes an address by hand finds in docs/guides/pages.md what a list knows."""
+    (part,) = re.findall(r"## An address can be.*?(?=\n## )", GUIDE.read_text(), re.DOTALL)
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", part))))
+    choices = [
+        *asdict(WHOLE),
+        *list_pages.GROUPINGS,
+        *list_pages.JOB_GROUPINGS,
+        *list_pages.ANOMALY_GROUPINGS,
+        *GROUPINGS,
+        *pages.BILL_STATES,
+        *fleet_pages.DAY_STATES,
+    ]
+    assert {choice for choice in choices if choice} <= named
 
 
 def test_jobs_are_searched_and_narrowed(fleet):
