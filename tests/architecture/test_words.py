@@ -8,9 +8,14 @@ from fakes.surfaces import spoken_texts
 from gpuledger_collector.accounting.chargeback import WASTED_STATES
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.spend_series import ADJUSTMENTS, IDLE, SHARED
-from gpuledger_collector.accounting.state_words import MEANINGS, STATE_WORDS, word_of
+from gpuledger_collector.accounting.state_words import (
+    MEANINGS,
+    STATE_WORDS,
+    word_of,
+    word_of_unpaid,
+)
 from gpuledger_collector.accounting.usage import STATES
-from gpuledger_collector.export import findings
+from gpuledger_collector.export import findings, html
 
 OTHERWISE = {
     "GPU-hours": r"accelerator[- ]hours?\b|\b(?i:gpu) hours?\b|\bGPU-h\b|\bGPUh\b",
@@ -80,3 +85,11 @@ def test_every_state_has_its_word() -> None:
     assert len(set(STATE_WORDS.values())) == len(STATE_WORDS)
     assert findings.STATES["unallocated"] == word_of("unallocated")
     assert word_of("vision") == "vision"
+
+
+@pytest.mark.parametrize("row", ["(commitment_unused)", "(commitment unused)"])
+def test_a_row_that_nobody_pays_has_the_word_of_its_state(row) -> None:
+    """On every page the same: parentheses are a mark of rows in files."""
+    assert word_of_unpaid(row) == word_of(COMMITMENT_UNUSED)
+    assert html.environment().filters["unpaid_word"](row) == word_of(COMMITMENT_UNUSED)
+    assert word_of_unpaid("(no price)") == "no price"

@@ -16,12 +16,12 @@ from fakes.collector import running
 from fakes.fleet import DAY, HOUR, Held
 from fakes.pages import Page
 from gpuledger_collector.accounting.period import format_instant, parse_instant
+from gpuledger_collector.accounting.state_words import word_of_unpaid
 from gpuledger_collector.api import pages
 from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
 from gpuledger_collector.api.fleet_map_page import fleet_page
 from gpuledger_collector.api.page_routes import View
 from gpuledger_collector.export.fleet_map import MapAddress
-from gpuledger_collector.export.spend import name_unpaid
 from gpuledger_collector.insight.fleet_map import ColorBy
 from gpuledger_collector.insight.pool_outlook import Outlook, PoolOutlook
 
@@ -54,11 +54,11 @@ def test_its_amounts_are_those_of_the_chargeback(rated, run, overview):
         unpaid = {
             row["team"] for row in rows if row["currency"] == currency and row["billed"] == "no"
         }
-        assert marked == {name_unpaid(name) for name in unpaid}
+        assert marked == {word_of_unpaid(name) for name in unpaid}
 
         def shown_name(row):
             name = row["team"].removeprefix("'")
-            return name_unpaid(name) if row["billed"] == "no" else name
+            return word_of_unpaid(name) if row["billed"] == "no" else name
 
         mine = {
             shown_name(row): f"{Decimal(row['cost']):,.2f}"

@@ -38,6 +38,14 @@ def word_of(state: str) -> str:
     return STATE_WORDS.get(state, state)
 
 
+def word_of_unpaid(row: str) -> str:
+    """The word for a row that nobody pays, from the name that it has in place of an owner:
+    `(commitment_unused)` is `unused commitments`. Another name is itself, without parentheses.
+    """
+    name = row.removeprefix("(").removesuffix(")")
+    return STATE_WORDS.get(name.replace(" ", "_"), name)
+
+
 def explained(state: str) -> str:
     """The word and what it means: `unallocated: held by nobody`."""
     return f"{word_of(state)}: {MEANINGS[state]}"

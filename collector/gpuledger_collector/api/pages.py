@@ -24,6 +24,7 @@ from gpuledger_collector.accounting.money import MICRO, Money
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.spend_over_time import SpendOverTime
+from gpuledger_collector.accounting.state_words import word_of_unpaid
 from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.api.auth.principal import Denied
 from gpuledger_collector.api.context import ReadContext
@@ -363,9 +364,7 @@ def _spend(
             {
                 "row": row,
                 "owner": row.keys[0],
-                "name": row.keys[0]
-                if row.is_billed is not False
-                else spend.name_unpaid(row.keys[0]),
+                "name": row.keys[0] if row.is_billed is not False else word_of_unpaid(row.keys[0]),
                 "held": forms.is_owner(row.keys[0]),
                 "is_rest": is_rest(row),
                 "length": plots.length_bar(float(row.cost_minor or 0), float(highest)),

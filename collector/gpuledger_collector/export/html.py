@@ -21,7 +21,7 @@ from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.money import Money, group_digits
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, format_date, format_instant
 from gpuledger_collector.accounting.reserved_names import UNNAMED
-from gpuledger_collector.accounting.state_words import word_of
+from gpuledger_collector.accounting.state_words import word_of_unpaid
 from gpuledger_collector.export.assets import CHARTS, FOLLOW, HTMX, ICON, address_of_asset
 from gpuledger_collector.export.instants import say_instant, say_sentence, say_when
 from gpuledger_collector.export.site import (
@@ -102,7 +102,7 @@ def environment() -> Environment:
         "unit_price": unit_price,
         "grouped": group_digits,
         "percent": percent,
-        "state_word": state_word,
+        "unpaid_word": word_of_unpaid,
         "tenths": tenths,
         "energy": energy,
     }
@@ -269,13 +269,6 @@ def energy(millijoules: int) -> str:
 def percent(share: float | Decimal) -> str:
     """A share as `83 %`."""
     return readable.percent(Decimal(share))
-
-
-def state_word(name: str) -> str:
-    """The word for time that nobody pays, from the name that it has in place of an owner:
-    `(commitment_unused)` is `unused commitments`.
-    """
-    return word_of(name.removeprefix("(").removesuffix(")"))
 
 
 def tenths(number: float | Decimal) -> str:

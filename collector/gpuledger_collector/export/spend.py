@@ -38,7 +38,7 @@ from gpuledger_collector.accounting.spend_series import (
     add_moneys,
     shorten_rows,
 )
-from gpuledger_collector.accounting.state_words import word_of
+from gpuledger_collector.accounting.state_words import word_of, word_of_unpaid
 from gpuledger_collector.export.plots import MAX_DATES
 from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.export.spend_plots import (
@@ -90,13 +90,8 @@ def name_group(name: str, kind: str, by: str, count: int = 1) -> str:
     if by == STATE:
         return word_of(name)
     if kind == NOBODY:
-        return name_unpaid(name)
+        return word_of_unpaid(name)
     return name or f"(no {by})"
-
-
-def name_unpaid(row: str) -> str:
-    """What people call a row that nobody pays: `(commitment_unused)` is "unused commitments"."""
-    return word_of(row.strip("()").replace(" ", "_"))
 
 
 def css_of(

@@ -25,6 +25,7 @@ from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_instant
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.accounting.reserved_names import is_reserved
+from gpuledger_collector.accounting.state_words import word_of_unpaid
 from gpuledger_collector.accounting.statement import (
     Contested,
     SpendChange,
@@ -50,7 +51,6 @@ from gpuledger_collector.export.site import (
     owner_filter,
     statement_path,
 )
-from gpuledger_collector.export.spend import name_unpaid
 from gpuledger_collector.insight.findings import NamedFinding
 from gpuledger_collector.insight.notifications.finding_rules import RECLAIMABLE_STATES
 from gpuledger_common.plurals import plural
@@ -178,7 +178,7 @@ def index(
         rows=[
             {
                 "row": row,
-                "owner": row.keys[0] if row.is_billed is not False else name_unpaid(row.keys[0]),
+                "owner": row.keys[0] if row.is_billed is not False else word_of_unpaid(row.keys[0]),
                 "path": path(row.keys[0]),
                 "is_rest": is_rest(row),
             }

@@ -6,7 +6,7 @@ import pytest
 
 from gpuledger_collector.accounting.period import Calendar, Zone
 from gpuledger_collector.accounting.spend_series import cut_range
-from gpuledger_collector.export.spend import axis_label, name_unpaid
+from gpuledger_collector.export.spend import axis_label
 
 
 @pytest.mark.parametrize("name", ["Asia/Kolkata", "Asia/Kathmandu", "Australia/Lord_Howe", "UTC"])
@@ -22,10 +22,3 @@ def test_hours_begin_with_the_day_of_the_zone(name):
     labels = [label for hour in hours if (label := axis_label(hour, "hour", calendar))]
     assert labels.count("00:00") == 2
     assert len(labels) >= 6
-
-
-def test_what_nobody_pays_is_called_without_parentheses():
-    """They are a mark of rows in files; underscores are none of people's."""
-    assert name_unpaid("(unallocated)") == "unallocated"
-    assert name_unpaid("(commitment unused)") == name_unpaid("(commitment_unused)")
-    assert name_unpaid("(commitment_unused)") == "unused commitments"
