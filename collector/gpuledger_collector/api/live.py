@@ -3,7 +3,8 @@
 One task of each process looks at the fleet every few seconds, by one statement, and only while
 somebody watches; every stream is told of its look what its reader may see. A stream holds no thread
 and no session of the database. It ends after ten minutes, when its reader's token ends, when the
-database does not answer, and at once when the collector stops: browsers come back by themselves.
+database does not answer, and when the collector stops, once a look in progress is over: browsers
+come back by themselves.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ from gpuledger_collector.services.live import (
 LOOK_SECONDS = 5.0
 """Between two looks."""
 TICK_SECONDS = 0.25
-"""How soon a stream ends when the collector stops."""
+"""How soon a stream ends when the collector stops and no look is in progress; one in progress ends
+first, after five seconds at most (SESSION in services/live.py).
+"""
 SILENCE_SECONDS = 15.0
 """A comment is sent where there was nothing to say for so long, so that proxies keep the stream."""
 SEND_SECONDS = 10.0
