@@ -13,8 +13,12 @@ from gpuledger_collector.accounting.period import (
     Zone,
     parse_instant,
 )
+from gpuledger_collector.api.narrowing import WHOLE
 from gpuledger_collector.api.page_routes import backlog_text
+from gpuledger_collector.export import html
 from gpuledger_collector.export.instants import say_instant, say_sentence, say_when
+from gpuledger_collector.export.list_form import list_form
+from gpuledger_collector.export.site import MODELS, Site
 from gpuledger_collector.services.rated_period import LedgerExtent
 
 BERLIN = Calendar((Zone("Europe/Berlin", ZoneInfo("Europe/Berlin")),))
@@ -46,6 +50,17 @@ def test_instants_are_said_as_people_do():
     assert ">8 Nov 2026, 05:00<" in say_when(AT_MS)
     assert ">8 Nov 2026, 05:00, 365 days ago<" in say_when(AT_MS, AT_MS + 365 * DAY_MS)
     assert ">8 Nov, 05:00<" in say_when(AT_MS, AT_MS - HOUR_MS)
+
+
+def test_a_note_about_model_servers_says_its_instant_as_people_do():
+    """What a reading names by its instant, and a command in it, where an instant stays as it is."""
+    site = Site(path=MODELS, sees_fleet=True, now_ms=NOW_MS)
+    notes = ["lost 2026-11-08T05:00:00Z: `gpuledger reconcile --at 2026-11-08T05:00:00Z`"]
+    form = list_form(site, WHOLE, {}, {})
+    facts = {"named": "", "options": "", "servers": [], "listed": 0, "form": form, "notes": notes}
+    text = html.render("models.html", site=site, **facts)
+    assert f"Lost {say_instant(AT_MS, NOW_MS)}: <code>gpuledger reconcile" in text
+    assert "--at 2026-11-08T05:00:00Z</code>" in text
 
 
 def test_the_zone_of_the_bill_is_the_zone_of_its_instants():

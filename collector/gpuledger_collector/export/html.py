@@ -7,14 +7,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from functools import lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from gpuledger_collector.accounting import readable
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH
@@ -23,6 +22,7 @@ from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, format_dat
 from gpuledger_collector.accounting.reserved_names import UNNAMED
 from gpuledger_collector.accounting.state_words import word_of_unpaid
 from gpuledger_collector.export.assets import CHARTS, FOLLOW, HTMX, ICON, address_of_asset
+from gpuledger_collector.export.code_marks import mark_code
 from gpuledger_collector.export.instants import say_instant, say_sentence, say_when
 from gpuledger_collector.export.site import (
     address,
@@ -58,7 +58,6 @@ HTMX_CONFIG = json.dumps(
     }
 )
 """How htmx behaves, by a <meta> of the page."""
-_CODE = re.compile(r"`([^`]+)`")
 
 
 @lru_cache(maxsize=1)
@@ -237,11 +236,6 @@ def _said(context: Context, sentence: str) -> Markup:
 def capitalize_sentence(sentence: str) -> str:
     """A sentence with a capital first letter; names in it stay as they are."""
     return sentence[:1].upper() + sentence[1:]
-
-
-def mark_code(text: str) -> Markup:
-    """A sentence of ours: what stands between backticks as code, all else escaped."""
-    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped before
 
 
 def signed_amount(amount: int, currency: str) -> str:

@@ -11,10 +11,10 @@ from datetime import datetime
 from markupsafe import Markup, escape
 
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, parse_instant
+from gpuledger_collector.export.code_marks import mark_code
 from gpuledger_collector.insight.durations import lasting
 from gpuledger_common.instants import to_datetime
 
-_CODE = re.compile(r"`([^`]+)`")
 _WRITTEN = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d+)?)?Z")
 """An instant as sentences of other surfaces have it."""
 _ELEMENT = Markup('<time datetime="{0:%Y-%m-%dT%H:%MZ}" title="{1}">{2}</time>')
@@ -39,7 +39,6 @@ def say_sentence(sentence: str, now_ms: int | None, calendar: Calendar) -> Marku
     """A sentence that other surfaces have, too: its instants as people say them, and what stands
     between backticks as code, in which an instant stays as a command reads it.
     """
-    parts = _CODE.split(sentence)
 
     def say(written: re.Match[str]) -> str:
         try:
@@ -48,12 +47,10 @@ def say_sentence(sentence: str, now_ms: int | None, calendar: Calendar) -> Marku
             return written.group()
         return say_instant(at_ms, now_ms, calendar)
 
-    return Markup("").join(
-        Markup("<code>{}</code>").format(part)
-        if at % 2
-        else Markup(_WRITTEN.sub(say, str(escape(part))))  # noqa: S704 - escaped, then elements
-        for at, part in enumerate(parts)
-    )
+    def mark_instants(part: str) -> Markup:
+        return Markup(_WRITTEN.sub(say, str(escape(part))))  # noqa: S704 - escaped, then elements
+
+    return mark_code(sentence, mark_instants)
 
 
 def _day_and_hour(at_ms: int, now_ms: int | None, calendar: Calendar) -> str:
