@@ -2,16 +2,18 @@
 unknown activity.
 """
 
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from fakes.browser import CHROMIUM, browsing
+from fakes.engines import lacking
 from fakes.fleet import DAY, HOUR, Held
 from fakes.furnishing import furnishing
-from fakes.postgres import database, dsn, postgres
+from fakes.postgres import database, dsn, fresh_database, postgres
+from fakes.two_teams import FOREIGN, OWN, idle_job, two_teams
 from fakes.worlds import world
 from gpuledger_collector.accounting.period import parse_instant
 from gpuledger_collector.api import pages
@@ -27,9 +29,6 @@ from postgres.money.conftest import fleet, ledger, run, written
 __all__ = ["database", "dsn", "fleet", "ledger", "postgres", "run", "written"]
 
 HOSTILE = """"><script>alert('x')</script><img src=x onerror=alert(1)>&amp;{{ 7*7 }}/../=1+1"""
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -145,6 +144,37 @@ def overview(reads):
         return pages.overview_page(reads, outlook, "http://127.0.0.1:8440", view).body.decode()
 
     return make
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A tab of a Chromium, for all tests of a module."""
+    if CHROMIUM is None:
+        lacking("no Chromium to look with: apt-get install chromium")
+    with browsing() as tab:
+        yield tab
+
+
+@pytest.fixture(scope="module")
+def signed_in(postgres, tmp_path_factory, browser):
+    """A collector of two teams with an idle job each, into which the browser has signed in: its
+    address, its database, itself and its tokens.
+    """
+    with (
+        fresh_database(postgres) as dsn,
+        two_teams(dsn, tmp_path_factory.mktemp("declared")) as (collector, secrets),
+    ):
+        for team in (OWN, FOREIGN):
+            idle_job(dsn, team)
+        browser.look(1280)
+        browser.sign_in(secrets["finance"])
+        yield f"http://127.0.0.1:{collector.port}", dsn, collector, secrets
+
+
+@pytest.fixture(scope="module")
+def address(signed_in):
+    """The address of that collector."""
+    return signed_in[0]
 
 
 @pytest.fixture

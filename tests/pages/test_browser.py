@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fakes import two_teams as made
-from fakes.browser import AXE, CHROMIUM, browsing
+from fakes.browser import AXE
 from fakes.collector import running
 from fakes.engines import lacking
 from fakes.postgres import fresh_database
@@ -60,13 +60,11 @@ EMPTY = (
 
 
 @pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        lacking("no Chromium to look with: apt-get install chromium")
+def browser(browser):
+    """The same, with axe-core beside it."""
     if not AXE.exists():
         lacking("no axe-core: npm ci in tests/pages")
-    with browsing() as tab:
-        yield tab
+    return browser
 
 
 @pytest.fixture(scope="module")

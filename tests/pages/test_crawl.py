@@ -6,10 +6,6 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from fakes.browser import CHROMIUM, browsing
-from fakes.engines import lacking
-from fakes.postgres import fresh_database
-from fakes.two_teams import FOREIGN, OWN, idle_job, two_teams
 from pages.waiting import until_forecast
 
 pytestmark = pytest.mark.slow
@@ -38,26 +34,11 @@ LOST_FIELDS = """[...document.querySelectorAll('[hx-get]:not(form)')].filter((fi
 
 
 @pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        lacking("no Chromium to look with: apt-get install chromium")
-    with browsing() as tab:
-        yield tab
-
-
-@pytest.fixture(scope="module")
-def address(postgres, tmp_path_factory, browser):
-    with (
-        fresh_database(postgres) as dsn,
-        two_teams(dsn, tmp_path_factory.mktemp("declared")) as (collector, secrets),
-    ):
-        for team in (OWN, FOREIGN):
-            idle_job(dsn, team)
-        browser.look(1280)
-        browser.sign_in(secrets["finance"])
-        browser.watch()
-        until_forecast(browser, f"http://127.0.0.1:{collector.port}")
-        yield f"http://127.0.0.1:{collector.port}"
+def address(address, browser):
+    """The same, with its forecast made, and all that the browser says kept."""
+    browser.watch()
+    until_forecast(browser, address)
+    return address
 
 
 def kinds_of(path):

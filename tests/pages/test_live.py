@@ -9,17 +9,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from fakes.browser import CHROMIUM, browsing
-from fakes.engines import lacking
-from fakes.postgres import fresh_database
-from fakes.two_teams import FOREIGN, NOW_MS, OWN, finding_of, idle_job, two_teams
+from fakes.two_teams import NOW_MS, OWN, finding_of
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.api import live
 from gpuledger_collector.insight.nodes import SILENT_MS
 from gpuledger_collector.storage.findings import findings
+from pages.waiting import PATIENCE_S, become
 
 pytestmark = pytest.mark.slow
-PATIENCE_S = 90
 STATE = "document.querySelector('#live').dataset.state"
 NEWS = "document.querySelector('.live-news').textContent"
 SHIFT = """new Promise((tell) => new PerformanceObserver((list) =>
@@ -34,35 +31,17 @@ HOUR = format_instant(NOW_MS // HOUR_MS * HOUR_MS - 5 * HOUR_MS)
 
 
 @pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        lacking("no Chromium to look with: apt-get install chromium")
-    with browsing() as tab:
-        yield tab
+def quick_looks():
+    """Collectors look every half second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live.LiveHub.__init__, "__defaults__", (0.5,))
+        yield
 
 
 @pytest.fixture(scope="module")
-def ledger(postgres, tmp_path_factory, browser):
-    """A collector that looks every half second, and its database."""
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        fresh_database(postgres) as dsn,
-    ):
-        patch.setattr(live.LiveHub.__init__, "__defaults__", (0.5,))
-        with two_teams(dsn, tmp_path_factory.mktemp("declared")) as (collector, secrets):
-            for team in (OWN, FOREIGN):
-                idle_job(dsn, team)
-            browser.look(1280)
-            browser.sign_in(secrets["finance"])
-            yield f"http://127.0.0.1:{collector.port}", dsn, collector, secrets
-
-
-def become(browser, expression):
-    """Wait until an expression of the page is true."""
-    end = time.monotonic() + PATIENCE_S
-    while not browser.evaluate(f"Boolean({expression})"):
-        assert time.monotonic() < end, (expression, browser.evaluate(f"{STATE} + ': ' + {NEWS}"))
-        time.sleep(0.1)
+def ledger(quick_looks, signed_in):
+    """Such a collector, and its database."""
+    return signed_in
 
 
 def insert_finding(dsn, team, key, **changes):

@@ -1,48 +1,13 @@
 """With scripts, charts answer to the arrow keys and a form swaps its list; the policy lets both run."""
 
-import time
-
 import pytest
 
-from fakes.browser import CHROMIUM, browsing
-from fakes.engines import lacking
-from fakes.postgres import fresh_database
-from fakes.two_teams import FOREIGN, MONTH, OWN, idle_job, two_teams
+from fakes.two_teams import FOREIGN, MONTH, OWN
 from gpuledger_collector.export import plots
-from pages.waiting import until_forecast
+from pages.waiting import become, until_forecast
 
 pytestmark = pytest.mark.slow
 TIP = "document.querySelector('.tip')"
-PATIENCE_S = 60
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        lacking("no Chromium to look with: apt-get install chromium")
-    with browsing() as tab:
-        yield tab
-
-
-@pytest.fixture(scope="module")
-def address(postgres, tmp_path_factory, browser):
-    with (
-        fresh_database(postgres) as dsn,
-        two_teams(dsn, tmp_path_factory.mktemp("declared")) as (collector, secrets),
-    ):
-        for team in (OWN, FOREIGN):
-            idle_job(dsn, team)
-        browser.look(1280)
-        browser.sign_in(secrets["finance"])
-        yield f"http://127.0.0.1:{collector.port}"
-
-
-def become(browser, expression):
-    """Wait until an expression of the page is true."""
-    end = time.monotonic() + PATIENCE_S
-    while not browser.evaluate(f"Boolean({expression})"):
-        assert time.monotonic() < end, expression
-        time.sleep(0.05)
 
 
 def press(browser, key):
