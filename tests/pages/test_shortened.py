@@ -116,7 +116,7 @@ def test_a_terminal_sums_what_it_does_not_list(crowded, run, monkeypatch):
 
 def test_jobs_that_are_not_listed_are_summed(crowded, reads):
     """A hundred, and the number, hours and cost of the others under the list."""
-    text = list_pages.jobs_page(reads, EVERYTHING, EVERYBODY, "", "cost").body.decode()
+    text = list_pages.jobs_page(reads, EVERYTHING, EVERYBODY, "", "cost", "none").body.decode()
     assert len(set(re.findall(r"crowd-\d+", text))) == list_pages.SHOWN
     assert re.search(r"and 30 more of [\d.]+ GPU-hours, [\d.]+ USD, in the", text)
 
@@ -125,7 +125,7 @@ def test_jobs_that_are_not_listed_are_summed(crowded, reads):
     ("kind", "make"),
     [
         ("idle", lambda reads, view: list_pages.idle_page(reads, view, EVERYBODY, "model")),
-        ("anomaly", lambda reads, view: list_pages.anomalies_page(reads, view, EVERYBODY)),
+        ("anomaly", lambda reads, view: list_pages.anomalies_page(reads, view, EVERYBODY, "none")),
     ],
     ids=["idle", "anomaly"],
 )

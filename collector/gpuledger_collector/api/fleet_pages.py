@@ -13,7 +13,6 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Response
 
 from gpuledger_collector.accounting.reconciliation import DatedCheck
-from gpuledger_collector.accounting.reserved_names import UNNAMED
 from gpuledger_collector.accounting.state_words import explained
 from gpuledger_collector.api.context import ReadContext
 from gpuledger_collector.api.narrowing import WHOLE, Narrowing, read_narrowing, require_choice
@@ -29,6 +28,7 @@ from gpuledger_collector.api.page_routes import (
 )
 from gpuledger_collector.api.pages import being_forecast, ended_pools, pool_facts
 from gpuledger_collector.export import free_gpus, html, proof
+from gpuledger_collector.export.fleet_map import pool_choice
 from gpuledger_collector.export.forecasts import DEMAND_HOURS
 from gpuledger_collector.export.list_form import LABELS, Choice, ListForm, list_form
 from gpuledger_collector.export.site import DEMAND, TRUST, Site, address, pool_path
@@ -88,11 +88,16 @@ def demand_page(
     """Past and coming demand of every pool, how good the forecasts were, and which GPUs are free."""
     require_choice("by", by, ("", "model"))
     now_ms = context.now_ms
+    is_demand_csv = view.wants_csv and by != "model"
     # Read as the reader, so that a viewer is refused even if the check of its role were forgotten.
     with context.connection(view.reader) as connection:
-        models = read_free_gpus(connection, now_ms, wanted, narrowing.pool, narrowing.q)
+        models = (
+            []
+            if is_demand_csv
+            else read_free_gpus(connection, now_ms, wanted, narrowing.pool, narrowing.q)
+        )
         free = [item for item in models if narrowing.model in {"", free_gpus.name_model(item)}]
-        if view.wants_csv and by == "model":
+        if view.wants_csv and not is_demand_csv:
             return csv_file(free_gpus.FREE_MODELS.csv_rows(free), "free-gpus")
         every_record = forecast_records(connection, "pool")
         whole = outlook.get(now_ms)
@@ -112,7 +117,7 @@ def demand_page(
         )
     records = [record for record in every_record if _admits(narrowing, record.series)]
     pools = None if whole is None else whole.only(lambda name: _admits(narrowing, name))
-    if view.wants_csv:
+    if is_demand_csv:
         return csv_file(DEMAND_HOURS.csv_rows(pools.hours if pools else ()), "demand")
     if pools is None:
         site = being_forecast(site)
@@ -139,7 +144,7 @@ def demand_page(
 
 
 def _admits(narrowing: Narrowing, pool: str) -> bool:
-    name = pool or UNNAMED
+    name = pool_choice(pool)
     return narrowing.pool in {"", name} and narrowing.q.casefold() in name.casefold()
 
 
@@ -155,7 +160,7 @@ def _demand_form(
     if outlook is not None:
         names |= {pool.name for pool in outlook.pools} | {name for name, _ in outlook.ended}
     asked = Narrowing(pool=narrowing.pool, q=narrowing.q)
-    pools = sorted(name or UNNAMED for name in names)
+    pools = sorted(map(pool_choice, names))
     names_of_models = {name: name for name in map(free_gpus.name_model, models)}
     if narrowing.model:
         names_of_models.setdefault(narrowing.model, narrowing.model)
@@ -181,7 +186,8 @@ def _free_facts(item: FreeModel, site: Site, model: str) -> dict[str, object]:
         "path": address(DEMAND, {**site.extra, "model": name}) + "#free",
         "sentence": free_gpus.say_availability(item),
         "clocks": [
-            (clock, found, free_gpus.say_hours(found)) for clock, found in item.by_clock.items()
+            (clock, availability, free_gpus.say_hours(availability))
+            for clock, availability in item.by_clock.items()
         ]
         if name == model
         else (),
@@ -207,7 +213,7 @@ def trust_page(context: ReadContext, view: View, narrowing: Narrowing = WHOLE) -
         calendar = calendar_of(connection)
         month = calendar.month_of(now_ms)
         period = view.period(calendar, calendar.month(month), now_ms)
-        found = read_trust(connection, period, now_ms)
+        trust = read_trust(connection, period, now_ms)
         site = view.site(
             connection,
             TRUST,
@@ -217,10 +223,10 @@ def trust_page(context: ReadContext, view: View, narrowing: Narrowing = WHOLE) -
             extra={"state": narrowing.state},
         )
         absence = None
-        if not found.sheet.days:
+        if not trust.sheet.days:
             absence = explain_absence(connection, period, calendar, now_ms, None)
-    keep_results(context.database, found.results)
-    name, sheet, dated = view.filters.range_name or month, found.sheet, found.sheet.dated_days
+    keep_results(context.database, trust.results)
+    name, sheet, dated = view.filters.range_name or month, trust.sheet, trust.sheet.dated_days
     days = [day for day in dated if DAY_STATES[narrowing.state][1](day)]
     if view.wants_csv:
         return csv_file(proof.DAYS.csv_rows(days), "trust", file_name(name))
@@ -248,7 +254,7 @@ def trust_page(context: ReadContext, view: View, narrowing: Narrowing = WHOLE) -
             labels={"state": "days"},
         ),
         coverage=sheet.coverage,
-        closed=list(reversed(found.closed_months)),
-        corrected=found.corrections,
+        closed=list(reversed(trust.closed_months)),
+        corrected=trust.corrections,
     )
     return page(text, site=site)

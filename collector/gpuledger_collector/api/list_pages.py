@@ -206,9 +206,7 @@ def _explain(
     )
 
 
-def anomalies_page(
-    context: ReadContext, view: View, narrowing: Narrowing, by: str = "none"
-) -> Response:
+def anomalies_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -> Response:
     """Unusual spending, each episode with its cause and the jobs that moved it; or in groups."""
     require_choice("by", by, ANOMALY_GROUPINGS)
     now_ms = context.now_ms
@@ -264,12 +262,7 @@ def _groups(found: FindingList, by: str, calendar: Calendar) -> Sequence[Finding
 
 
 def jobs_page(
-    context: ReadContext,
-    view: View,
-    narrowing: Narrowing,
-    name: str,
-    order: str,
-    by: str = "none",
+    context: ReadContext, view: View, narrowing: Narrowing, name: str, order: str, by: str
 ) -> Response:
     """Jobs of a period with what they held, what of it was idle, and what they cost; or in groups."""
     require_choice("sort", order, ORDERS)

@@ -33,7 +33,7 @@
   let renewedAt = now();
   let tookMs = 0;
   let rest = 10; // times of that between two renewals: all who watch draw one page at a time
-  let told = [];
+  let sentences = [];
 
   const clock = (ms) => `${new Date(ms).toISOString().slice(11, 19)} UTC`;
   const streamOf = () => document.querySelector("[data-stream]")?.dataset.stream;
@@ -110,7 +110,7 @@
     refusal = "";
     [heardAt, lostAt, tries, asOf, newest] = [now(), null, 0, facts.at_ms, facts.newest_ms ?? null];
     rest = facts.rest;
-    if (facts.text) told.push(facts.text);
+    if (facts.text) sentences.push(facts.text);
     if (event.type === "change" || wasLost || (hasNewer && now() - renewedAt > MOST_MS)) plan();
     show();
   }
@@ -123,8 +123,8 @@
   }
 
   function tell() {
-    if (told.length) news.textContent = `${clock(asOf)}: ${told.slice(-3).join("; ")}`;
-    told = [];
+    if (sentences.length) news.textContent = `${clock(asOf)}: ${sentences.slice(-3).join("; ")}`;
+    sentences = [];
   }
 
   async function renew() {

@@ -6,10 +6,16 @@ from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.insight.free_gpus import Availability, FreeModel
 from gpuledger_common.plurals import plural
 
+
+def name_model(item: FreeModel) -> str:
+    """What people call it."""
+    return item.now.model or "model not known"
+
+
 FREE_MODELS = Report[FreeModel](
     "free_gpus",
     (
-        Column("model", lambda item: item.now.model or "not known"),
+        Column("model", name_model),
         Column("gpus", lambda item: item.now.gpus, Kind.COUNT, heading="GPUs"),
         Column("held_now", lambda item: item.now.held, Kind.COUNT),
         Column("free_now", lambda item: item.now.free, Kind.COUNT),
@@ -45,27 +51,22 @@ FREE_MODELS = Report[FreeModel](
 """Models with what is free of them, most GPUs first."""
 
 
-def name_model(item: FreeModel) -> str:
-    """What people call it."""
-    return item.now.model or "model not known"
-
-
 def say_availability(item: FreeModel) -> str:
     """In how many hours so many were free at once, as a sentence."""
     week, wanted = item.week, item.wanted
     if not week.hours:
         return f"{name_model(item)}: no full hour of them is over yet."
     verb = "was free" if wanted == 1 else "at once were free"
-    said = (
+    sentence = (
         f"{name_model(item)}: {wanted:,} {verb} in {week.enough} of the last"
         f" {plural(week.hours, 'hour')}"
     )
     if week.undecided:
-        said += f"; of {plural(week.undecided, 'hour')} too little was observed to say"
-    return f"{said}."
+        sentence += f"; of {plural(week.undecided, 'hour')} too little was observed to say"
+    return f"{sentence}."
 
 
-def say_hours(found: Availability) -> str:
+def say_hours(hours: Availability) -> str:
     """The same of an hour of the day: `2 of 7`, and how many more are not known."""
-    unknown = f", {found.undecided} not known" if found.undecided else ""
-    return f"{found.enough} of {found.hours}{unknown}"
+    unknown = f", {hours.undecided} not known" if hours.undecided else ""
+    return f"{hours.enough} of {hours.hours}{unknown}"

@@ -79,17 +79,13 @@ def changes_seen(
     it has accelerators.
     """
     if viewer.owner is not None:
+
+        def is_own(item: LiveFinding) -> bool:
+            return not item.is_free and viewer.sees(item.owner, item.team)
+
         return LiveChanges(
-            appeared=tuple(
-                item
-                for item in changes.appeared
-                if not item.is_free and viewer.sees(item.owner, item.team)
-            ),
-            ended=tuple(
-                item
-                for item in changes.ended
-                if not item.is_free and viewer.sees(item.owner, item.team)
-            ),
+            appeared=tuple(filter(is_own, changes.appeared)),
+            ended=tuple(filter(is_own, changes.ended)),
         )
     if narrowed.pool is None and narrowed.node is None:
         return changes

@@ -10,6 +10,9 @@ from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from fakes.pages import Page
 from fakes.two_teams import token
 from gpuledger_collector.accounting.period import HOUR_MS
+from gpuledger_collector.api import fleet_pages
+from gpuledger_collector.export.free_gpus import FREE_MODELS, name_model
+from gpuledger_collector.insight.free_gpus import FreeModel, ModelNow, summarize
 from gpuledger_collector.services import free_gpus as service
 from gpuledger_collector.services.free_gpus import read_free_gpus
 from gpuledger_collector.storage.database import Database
@@ -155,6 +158,33 @@ def test_the_page_answers_for_eight(seen, dsn):
             422,
             422,
         ]
+
+
+def test_the_file_of_demand_reads_no_free_gpus(seen, dsn, monkeypatch):
+    """A week of hours is read for the page and for its own file alone."""
+
+    def count(*_):
+        reads.append(1)
+        return []
+
+    reads = []
+    monkeypatch.setattr(fleet_pages, "read_free_gpus", count)
+    with running(dsn, clock=lambda: NOW_MS) as collector:
+        for path, most in (
+            ("/demand?format=csv", 0),
+            ("/demand?by=model&format=csv", 1),
+            ("/demand", 2),
+        ):
+            assert collector.request("GET", path)[0] == 200, path
+            assert len(reads) == most, path
+
+
+def test_a_model_that_is_not_known_has_one_name():
+    """In the file as in the filter of the page, so that one leads to the other."""
+    nothing = summarize([], 1)
+    item = FreeModel(ModelNow("", 1, 0, 0), 1, nothing, {})
+    names, row = FREE_MODELS.csv_rows([item])
+    assert dict(zip(names, row, strict=True))["model"] == name_model(item)
 
 
 def test_a_viewer_is_refused(seen, dsn):
