@@ -134,8 +134,9 @@ def together(text: str) -> str:
 
 
 def mark_code(text: str) -> Markup:
-    """A sentence in HTML: text between backticks as code, everything else escaped."""
-    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped before
+    """A sentence in one line of HTML: text between backticks as code, everything else escaped."""
+    escaped = escape(escape_text(text))
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escaped)))  # noqa: S704 - escaped before
 
 
 def safe_name(text: str, max_length: int = 120) -> str:

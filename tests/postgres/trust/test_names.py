@@ -27,6 +27,7 @@ from fakes.profiles import examples
 from fakes.two_teams import day, two_teams
 from gpuledger_agent.daemon import LineFormatter
 from gpuledger_agent.diagnostics import once_text
+from gpuledger_collector.accounting.period import UTC_DAYS
 from gpuledger_collector.cli import build
 from gpuledger_collector.config import toml
 from gpuledger_collector.export import beancount, html, plots, site
@@ -36,7 +37,7 @@ from gpuledger_collector.export.report import Column, Report
 from gpuledger_collector.insight.notifications.delivery_rules import Digest
 from gpuledger_collector.insight.notifications.messages import Content, Message
 from gpuledger_collector.logs import escape_event
-from gpuledger_collector.notifications import budget_mail, digest_mail
+from gpuledger_collector.notifications import budget_mail, digest_mail, templating
 from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.notifications.mime import compose
 from gpuledger_collector.notifications.webhooks import WebhookTransport, adaptive_card
@@ -131,6 +132,7 @@ def test_a_row_of_a_csv_is_a_line(rows: list[list[str]]) -> None:
 
 
 @given(stored)
+@example("\t")
 def test_files_for_other_programs_hold_a_name_in_one_line(name: str) -> None:
     """beancount's journal and the TOML that is applied again, which gives the exact name back."""
     import tomllib
@@ -143,14 +145,25 @@ def test_files_for_other_programs_hold_a_name_in_one_line(name: str) -> None:
 
 
 @given(hostile)
+@example("\t")
 def test_pages_and_pictures_show_escapes(name: str) -> None:
-    """A template's value and a plot's title; markup of ours keeps its lines."""
-    shown = html.environment().from_string("<p title='{{ name }}'>{{ name }}</p>{{ plot }}")
+    """A template's value, a sentence with a name in it, a plot's title; markup of ours keeps its
+    lines.
+    """
+    shown = html.environment().from_string(
+        "<p title='{{ name }}'>{{ name }} {{ name|said }} {{ name|coded }} {{ code|said }}</p>"
+        "{{ plot }}"
+    )
     page = shown.render(
-        name=name, plot=plots.draw_plot(1, 1, name, name, [plots.label(0, 0, name)], "x")
+        name=name,
+        code=f"run `x {name}`",
+        plot=plots.draw_plot(1, 1, name, name, [plots.label(0, 0, name)], "x"),
+        calendar=UTC_DAYS,
     )
     assert seen(page) == []
     assert "\n" not in page
+    mail = templating.environment().from_string("{{ name|coded }}").render(name=name)
+    assert (seen(mail), mail.count("\n")) == ([], 0)
     assert html.show_value(Markup("<p>\n\x1b</p>")) == "<p>\n\\u001b</p>"
 
 
@@ -202,6 +215,7 @@ def mails_about(name: str) -> list[Content]:
 
 
 @given(hostile)
+@example("\t")
 @example("\nFORGED ok")
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_mails_and_hooks_show_escapes(name: str) -> None:
@@ -239,6 +253,7 @@ def test_mails_and_hooks_show_escapes(name: str) -> None:
 
 
 @given(hostile)
+@example("\t")
 def test_a_record_of_a_log_is_a_line(name: str) -> None:
     """The agent's and the collector's; the lines of a traceback stand indented below theirs."""
     record = logging.LogRecord("x", logging.WARNING, "x.py", 1, "node %s", (name,), None)
@@ -262,6 +277,7 @@ def test_a_record_of_a_log_is_a_line(name: str) -> None:
 
 
 @given(hostile)
+@example("\t")
 def test_what_the_agent_prints_of_a_node_is_a_line_each(name: str) -> None:
     """`gpuledger-agent once` over jobs, tags and problems that others named."""
     holder = {
@@ -402,6 +418,7 @@ def run(dsn: str, *words: str):
 
 
 @given(stored)
+@example("\t")
 @example(f"a\n{FORGED}\r\x1b[8m\u202e")
 @examples(3)
 def test_commands_show_escapes_and_no_line_more(named, name: str) -> None:
@@ -432,6 +449,7 @@ def test_commands_show_escapes_and_no_line_more(named, name: str) -> None:
 
 
 @given(stored)
+@example("\t")
 @example("a\nb")
 @example("a\n")
 @example("..")
