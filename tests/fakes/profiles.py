@@ -1,5 +1,5 @@
-"""Hypothesis profiles: `default` for every run, `long` (10,000 examples) by
-HYPOTHESIS_PROFILE=long.
+"""Hypothesis profiles by HYPOTHESIS_PROFILE: `default` for every run, `ci` with the same examples
+in each run of the same tests, `long` with 10,000 examples.
 """
 
 import os
@@ -10,6 +10,7 @@ PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
 LONG_FACTOR = 20
 
 settings.register_profile("default", max_examples=50, deadline=None)
+settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True)
 settings.register_profile(
     "long", max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
