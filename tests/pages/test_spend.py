@@ -224,4 +224,4 @@ def test_days_that_nobody_rated_are_not_zero(rated, reads):
     assert "0.00" not in before.text
     hours = Page(ask(reads, start="2025-10-30", end="2025-10-31"))
     assert hours.faults == []
-    assert "spread evenly" in hours.text
+    assert "spread over the hours by the GPU-time" in hours.text

@@ -194,14 +194,15 @@ def _stored_name(shown: str, by: str) -> str:
 
 
 def _cells(frame: _Frame, names: Sequence[str] | None) -> list[SpendCell]:
-    """What each bucket cost; hours are the days spread by what was charged when."""
+    """What each bucket cost; hours are the days spread by what was charged in each."""
     asked = (frame.connection, frame.by)
     with as_viewer(frame.connection, frame.owner):
         if frame.step != HOUR:
             return spend.spend_by_bucket(*asked, frame.buckets, names, frame.owner)
         # Who paid most of a day need not have paid most of each of its hours.
         days = spend.spend_by_bucket(*asked, frame.days, None, frame.owner)
-        hours = spend.spend_by_hour(*asked, frame.buckets, frame.owner)
+    # Hours of usage are nobody's to read but the collector's: they only say how its days are spread.
+    hours = spend.spend_by_hour(*asked, frame.days, frame.buckets, frame.owner)
     weights: dict[tuple[str, ...], dict[int, int]] = {}
     for cell in hours:
         weights.setdefault(weight_key(cell), {})[cell.bucket] = cell.cost_micro

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
 from gpuledger_collector.accounting.period import Period
@@ -43,16 +44,43 @@ _LINES = """
         coalesce(l.idle_cost_micro, 0) AS idle_micro
     FROM {table} l LEFT JOIN owner o ON o.id = l.owner_id
     WHERE {day} >= %(start)s AND {day} < %(end)s AND l.currency IS NOT NULL{own}"""
-# A charge of a day counts in proportion to its overlap with each hour, as in the pace of a budget.
+# A charge of a day counts in each hour by its GPU-time of the hour. What has none there (node costs,
+# adjustments, time that nobody observed) counts by its overlap, as in the pace of a budget. Time is
+# looked at by quarters of hours, since zones have their midnights at any of them; an hour that a
+# midnight cuts is stored in two parts.
 _HOURS = """
-    SELECT {key} AS key, l.state, l.currency, '' AS correction_of, b.number - 1 AS bucket,
-        abs(l.cost_micro)::numeric * (least(l.end_ms, b.end_ms) - greatest(l.start_ms, b.start_ms))
-            / (l.end_ms - l.start_ms) AS cost_micro, 0 AS idle_micro
-    FROM charge l LEFT JOIN owner o ON o.id = l.owner_id
-    JOIN unnest(%(starts)s::bigint[], %(ends)s::bigint[]) WITH ORDINALITY AS b (start_ms, end_ms, number)
-        ON l.start_ms < b.end_ms AND l.end_ms > b.start_ms
-    WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.end_ms > l.start_ms
-        AND l.currency IS NOT NULL AND l.cost_micro IS NOT NULL{own}
+    WITH used AS MATERIALIZED (
+        SELECT accelerator_id, workload_id, state, hour_ms, sum(held_ms) AS ms FROM usage_hour
+        WHERE hour_ms > %(start)s - 3600000 AND hour_ms < %(end)s GROUP BY 1, 2, 3, 4
+    ), used_by_bucket AS MATERIALIZED (
+        SELECT u.accelerator_id, coalesce(u.workload_id, 0) AS workload, u.state,
+            width_bucket(quarter_ms, %(starts)s::bigint[]) AS number,
+            sum(u.ms * 900000 / (e.end_ms - u.hour_ms)) AS ms
+        FROM used u, LATERAL (SELECT least(u.hour_ms - u.hour_ms %% 3600000 + 3600000,
+                (%(midnights)s::bigint[])[width_bucket(u.hour_ms, %(midnights)s::bigint[]) + 1]) AS end_ms) e,
+            generate_series(u.hour_ms, e.end_ms - 1, 900000) AS quarter_ms
+        GROUP BY 1, 2, 3, 4
+    ), charged AS MATERIALIZED (
+        SELECT row_number() OVER () AS line, {key} AS key, l.state, l.currency, l.start_ms, l.end_ms,
+            l.accelerator_id, coalesce(l.workload_id, 0) AS workload, abs(l.cost_micro) AS micro
+        FROM charge l LEFT JOIN owner o ON o.id = l.owner_id
+        WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.end_ms > l.start_ms
+            AND l.currency IS NOT NULL AND l.cost_micro IS NOT NULL{own}
+    ), part AS (
+        SELECT c.line, c.key, c.state, c.currency, c.micro, b.number,
+            least(c.end_ms, b.end_ms) - greatest(c.start_ms, b.start_ms) AS there_ms,
+            coalesce(u.ms, 0) AS used_ms, sum(u.ms) OVER (PARTITION BY c.line) AS all_used_ms,
+            c.end_ms - c.start_ms AS all_ms
+        FROM charged c
+        JOIN unnest(%(starts)s::bigint[], %(ends)s::bigint[]) WITH ORDINALITY AS b (start_ms, end_ms, number)
+            ON c.start_ms < b.end_ms AND c.end_ms > b.start_ms
+        LEFT JOIN used_by_bucket u ON u.accelerator_id = c.accelerator_id
+            AND u.workload = c.workload AND u.state = c.state AND u.number = b.number
+    )
+    SELECT key, state, currency, '' AS correction_of, number - 1 AS bucket,
+        micro * CASE WHEN all_used_ms > 0 THEN used_ms / all_used_ms
+            ELSE there_ms::numeric / all_ms END AS cost_micro, 0 AS idle_micro
+    FROM part
     UNION ALL
     SELECT {key} AS key, l.state, l.currency, {amends} AS correction_of,
         width_bucket(l.recorded_ms, %(starts)s::bigint[]) - 1 AS bucket,
@@ -90,18 +118,20 @@ def spend_by_bucket(
 def spend_by_hour(
     connection: Connection,
     by: str,
+    days: Sequence[Period],
     hours: Sequence[Period],
     owner: Mapping[str, str] | None,
 ) -> list[SpendCell]:
-    """Weigh each hour of the charges of some days, as if each were spread evenly over the time from
-    its start to its end; a correction belongs to the hour in which it was found.
+    """Weigh the hours of adjoining days by what was charged in each: a charge by the GPU-time that
+    it is for, or as if it were spread evenly from its start to its end where it is for none; a
+    correction belongs to the hour in which it was found.
 
     The weights of a day add up to about what it cost; only their proportion means something.
     """
     own, values = _own(owner)
-    return _read_cells(
-        connection, _HOURS.format(key=_KEYS[by], amends=AMENDS, own=own), hours, None, values
-    )
+    lines = _HOURS.format(key=_KEYS[by], amends=AMENDS, own=own)
+    midnights = {"midnights": [*(day.start_ms for day in days), days[-1].end_ms]}
+    return _read_cells(connection, lines, hours, None, {**values, **midnights})
 
 
 def _own(owner: Mapping[str, str] | None) -> tuple[str, dict[str, str]]:
@@ -119,7 +149,7 @@ def _read_cells(
     lines: str,
     buckets: Sequence[Period],
     names: Sequence[str] | None,
-    values: Mapping[str, str],
+    values: Mapping[str, Any],
 ) -> list[SpendCell]:
     cells = select_as(
         connection,
