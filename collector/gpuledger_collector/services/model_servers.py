@@ -44,16 +44,18 @@ def read_model_servers(
     """Read the shared servers of a period, narrowed to an owner and to names with these words.
 
     For a viewer the lines of its owner alone, without the sums of servers: those tell of others.
+    What it is narrowed to opens nothing beyond that.
     """
     calendar = calendar_of(connection)
     days = read_days(connection, period)
-    wanted = {**(viewer or {}), **(owner or {})}
+    wanted = {**(owner or {}), **(viewer or {})}
     lines = [
         line
         for line in days.lines
-        if all(line.owner.get(level, "") == name for level, name in wanted.items())
+        if (viewer is None or line.owner)
+        and all(line.owner.get(level, "") == name for level, name in wanted.items())
     ]
-    summaries = [] if viewer else summarize_servers(days.servers, days.lines)
+    summaries = [] if viewer is not None else summarize_servers(days.servers, days.lines)
     names = {line.server for line in lines} | (
         set() if wanted else {summary.server for summary in summaries}
     )
@@ -64,6 +66,6 @@ def read_model_servers(
             found, [summary for summary in summaries if summary.server in shown], period, calendar
         ),
         group_lines(found, DEFAULT_KEYS, calendar),
-        [] if viewer else days.notes,
+        [] if viewer is not None else days.notes,
         len(names),
     )

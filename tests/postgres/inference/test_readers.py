@@ -8,13 +8,16 @@ import pytest
 from fakes.collector import running
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from gpuledger_collector.accounting.inference import Asker, TokenRecord, Tokens
+from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.tokens import Token
+from gpuledger_collector.services.model_servers import read_model_servers
 from gpuledger_collector.storage.access.tokens import create
 from gpuledger_collector.storage.ledger.token_usage import store_token_usage
 
 pytestmark = pytest.mark.slow
 
 QUERY = "/v1/inference?from=2025-10-01&to=2025-10-02"
+OCTOBER_1 = Period(OCTOBER, OCTOBER + DAY)
 DECLARED = """
 [[inference]]
 name = "qwen"
@@ -98,6 +101,20 @@ def test_a_viewer_sees_the_lines_of_its_own_owner(served, dsn):
             headers={"Authorization": f"Bearer {secrets['finance']}"},
         )
         assert status == 422, answer
+
+
+@pytest.mark.parametrize("owner", [None, {"team": "nlp"}, {"project": "detector"}])
+def test_what_a_page_is_narrowed_to_opens_nothing_to_a_viewer(served, owner):
+    """A viewer sees its own lines alone, whatever owner was asked for, and one without an owner no
+    sum of a server.
+    """
+    own = read_model_servers(served.connection, OCTOBER_1, {"team": "vision"}, owner)
+    assert {line.keys["tenant"] for line in own.lines} == {"ada"}
+    nobody = read_model_servers(served.connection, OCTOBER_1, {}, owner)
+    for answer in (own, nobody):
+        assert [server.summary for server in answer.servers] == [None] * len(answer.servers)
+        assert not answer.notes
+        assert all(line.owner for line in answer.lines)
 
 
 def test_hours_of_a_closed_month_are_refused_over_http(served, dsn, run):
