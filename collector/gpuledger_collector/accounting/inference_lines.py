@@ -142,22 +142,32 @@ def _key_of(line: InferenceLine, name: str, dates: _Dates) -> str:
 
 
 def group_lines(
-    lines: Iterable[InferenceLine], names: Sequence[str], calendar: Calendar
+    lines: Iterable[InferenceLine],
+    names: Sequence[str],
+    calendar: Calendar,
+    hidden: Iterable[InferenceLine] = (),
 ) -> list[GroupedLine]:
-    """Add lines up by keys and currency, the greatest cost first."""
-    groups: dict[tuple[tuple[str, ...], str], list[InferenceLine]] = defaultdict(list)
+    """Add lines up by keys and currency, the greatest cost first.
+
+    `hidden`: lines that are rounded with these, and not in the answer, so that a group has the same
+    cents whoever sees it.
+    """
+    groups: dict[tuple[tuple[str, ...], str, bool], list[InferenceLine]] = defaultdict(list)
     dates = _Dates(calendar)
-    for line in lines:
-        keys = tuple(_key_of(line, name, dates) for name in names)
-        groups[keys, line.currency].append(line)
-    by_currency: dict[str, list[tuple[str, ...]]] = defaultdict(list)
-    for keys, currency in sorted(groups):
-        by_currency[currency].append(keys)
+    for is_hidden, of_group in ((False, lines), (True, hidden)):
+        for line in of_group:
+            keys = tuple(_key_of(line, name, dates) for name in names)
+            groups[keys, line.currency, is_hidden].append(line)
+    by_currency: dict[str, list[tuple[tuple[str, ...], bool]]] = defaultdict(list)
+    for keys, currency, is_hidden in sorted(groups):
+        by_currency[currency].append((keys, is_hidden))
     grouped: list[tuple[int, tuple[str, ...], GroupedLine]] = []
     for currency, all_keys in by_currency.items():
-        rows = [groups[keys, currency] for keys in all_keys]
+        rows = [groups[keys, currency, is_hidden] for keys, is_hidden in all_keys]
         amounts = [_amounts(rows, currency, value) for value in _VALUES]
-        for at, keys in enumerate(all_keys):
+        for at, (keys, is_hidden) in enumerate(all_keys):
+            if is_hidden:
+                continue
             used, idle, cost, borrowed, lent = (column[at] for column in amounts)
             trusts = {line.claimant.trust for line in rows[at] if line.claimant.is_tenant}
             owners = [line.owner for line in rows[at]]

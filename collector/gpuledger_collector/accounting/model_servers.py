@@ -2,13 +2,14 @@
 each day.
 
 Lines come from accounting/inference_lines.py. Amounts of a server's tenants are rounded together,
-so that they add up to its total; those of its days are exact, for a chart.
+so that they add up to its total; whoever sees some of them alone sees the same amounts, and their
+sum. Those of its days are exact, for a chart.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -79,20 +80,34 @@ def list_model_servers(
     summaries: Sequence[ServerSummary],
     period: Period,
     calendar: Calendar,
+    hidden: Iterable[InferenceLine] = (),
 ) -> list[ModelServer]:
-    """Servers with their tenants, the dearest first; those without a line of a tenant too."""
-    own: dict[tuple[str, str], list[InferenceLine]] = defaultdict(list)
-    for line in lines:
-        own[line.server, line.currency].append(line)
+    """Servers with their tenants, the dearest first; those without a line of a tenant too.
+
+    `hidden`: lines that are rounded with these, and not in the answer.
+    """
+    own, beside = _by_server(lines), _by_server(hidden)
     by_key = {
         (summary.server, summary.cost.currency if summary.cost else ""): summary
         for summary in summaries
     }
     servers = [
-        _model_server(*key, by_key.get(key), own.get(key, []), period, calendar)
+        _model_server(
+            *key, by_key.get(key), own.get(key, []), period, calendar, beside.get(key, [])
+        )
         for key in sorted(own.keys() | by_key.keys())
     ]
     return sorted(servers, key=lambda server: -_micro(server))
+
+
+def _by_server(
+    lines: Iterable[InferenceLine],
+) -> Mapping[tuple[str, str], Sequence[InferenceLine]]:
+    """Lines by server and currency."""
+    by_server: dict[tuple[str, str], list[InferenceLine]] = defaultdict(list)
+    for line in lines:
+        by_server[line.server, line.currency].append(line)
+    return by_server
 
 
 def _micro(server: ModelServer) -> int:
@@ -107,11 +122,13 @@ def _model_server(
     lines: Sequence[InferenceLine],
     period: Period,
     calendar: Calendar,
+    hidden: Sequence[InferenceLine],
 ) -> ModelServer:
-    grouped = group_lines(lines, ("tenant",), calendar)
+    grouped = group_lines(lines, ("tenant",), calendar, hidden)
     # In the order of the chart: who asked, the dearest first, then what no tenant pays.
     tenants = sorted(grouped, key=lambda line: _NOT_TENANTS.get(line.keys["tenant"], 0))
     micro = sum(line.used_micro + line.idle_micro for line in lines)
+    minor = sum(line.cost.minor for line in grouped if line.cost is not None)
     last_ms = max((line.day_ms for line in lines), default=period.start_ms)
     days = [day for day in calendar.days(period) if day.start_ms <= last_ms]
     return ModelServer(
@@ -120,7 +137,7 @@ def _model_server(
         summary,
         tenants,
         sum((line.tokens for line in lines), Tokens()),
-        Money(micro, currency) if currency else None,
+        Money(micro, currency, minor) if currency else None,
         days,
         _list_series(lines, days),
     )

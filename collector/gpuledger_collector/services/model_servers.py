@@ -4,12 +4,13 @@ from one reading.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuledger_collector.accounting.inference_lines import (
     DEFAULT_KEYS,
     GroupedLine,
+    InferenceLine,
     group_lines,
     summarize_servers,
 )
@@ -49,23 +50,40 @@ def read_model_servers(
     calendar = calendar_of(connection)
     days = read_days(connection, period)
     wanted = {**(owner or {}), **(viewer or {})}
-    lines = [
-        line
-        for line in days.lines
-        if (viewer is None or line.owner)
-        and all(line.owner.get(level, "") == name for level, name in wanted.items())
-    ]
+
+    def is_own(line: InferenceLine) -> bool:
+        return (viewer is None or bool(line.owner)) and all(
+            line.owner.get(level, "") == name for level, name in wanted.items()
+        )
+
+    own, foreign = _partition(days.lines, is_own)
+    lines, others = _partition(own, lambda line: matches(line, words))
+    hidden = foreign + others
     summaries = [] if viewer is not None else summarize_servers(days.servers, days.lines)
-    names = {line.server for line in lines} | (
+    names = {line.server for line in own} | (
         set() if wanted else {summary.server for summary in summaries}
     )
-    found = [line for line in lines if matches(line, words)]
-    shown = {line.server for line in found} if words or wanted else names
+    shown = {line.server for line in lines} if words or wanted else names
     return ModelServers(
         list_model_servers(
-            found, [summary for summary in summaries if summary.server in shown], period, calendar
+            lines,
+            [summary for summary in summaries if summary.server in shown],
+            period,
+            calendar,
+            hidden,
         ),
-        group_lines(found, DEFAULT_KEYS, calendar),
+        group_lines(lines, DEFAULT_KEYS, calendar, hidden),
         [] if viewer is not None else days.notes,
         len(names),
     )
+
+
+def _partition(
+    lines: Iterable[InferenceLine], is_wanted: Callable[[InferenceLine], bool]
+) -> tuple[list[InferenceLine], list[InferenceLine]]:
+    """The lines that are wanted, and the others."""
+    wanted: list[InferenceLine] = []
+    others: list[InferenceLine] = []
+    for line in lines:
+        (wanted if is_wanted(line) else others).append(line)
+    return wanted, others

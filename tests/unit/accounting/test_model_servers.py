@@ -9,6 +9,7 @@ from gpuledger_collector.accounting.inference import Tokens
 from gpuledger_collector.accounting.inference_lines import (
     InferenceLine,
     ServerLine,
+    group_lines,
     summarize_servers,
 )
 from gpuledger_collector.accounting.inference_split import IDLES, NOBODYS, Claimant
@@ -107,3 +108,37 @@ def test_a_search_finds_names_of_servers_tenants_models_and_owners() -> None:
     for words in ("", "QWEN", "t-vis", "qwen3 computer"):
         assert matches(found, words), words
     assert not matches(found, "qwen speech")
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 10**6), st.booleans()), max_size=20))
+def test_a_row_has_the_same_cents_alone_as_beside_others(parts) -> None:
+    """Who sees some tenants alone sees what others see of them, and a total that they add up to."""
+    lines = [line(tenant(f"{n}-{is_own}"), used=used) for n, used, is_own in parts]
+    own = [each for each, (*_, is_own) in zip(lines, parts, strict=True) if is_own]
+    hidden = [each for each, (*_, is_own) in zip(lines, parts, strict=True) if not is_own]
+    of_all = {
+        row.keys["tenant"]: row.cost.minor
+        for server in list_model_servers(lines, [], WEEK, CALENDAR)
+        for row in server.tenants
+    }
+    servers = list_model_servers(own, [], WEEK, CALENDAR, hidden)
+    assert len(servers) == bool(own)
+    for server in servers:
+        rows = {row.keys["tenant"]: row.cost.minor for row in server.tenants}
+        assert rows == {each.claimant.tenant: of_all[each.claimant.tenant] for each in own}
+        assert sum(rows.values()) == server.cost.minor
+        assert sum(sum(series.micros) for series in server.series) == server.cost.micro
+
+
+def test_a_viewer_of_a_server_sees_the_cents_of_the_whole() -> None:
+    """A third of a dollar each: alone every one of them would be 33 cents, and together 99."""
+    lines = [line(tenant(name), used=333_333 + (name == "c")) for name in "abc"]
+    whole, *alone = (
+        [
+            row.cost.plain()
+            for row in group_lines(own, ("tenant",), CALENDAR, [e for e in lines if e not in own])
+        ]
+        for own in (lines, *([each] for each in lines))
+    )
+    assert sorted(whole) == ["0.33", "0.33", "0.34"]
+    assert sorted(cost for costs in alone for cost in costs) == sorted(whole)
