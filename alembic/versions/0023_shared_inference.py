@@ -142,6 +142,9 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Drop the tables: no charge refers to them."""
     for table in (
-        *("closed_inference_server", "closed_inference", "inference_tenant", "inference_server"),
+        "closed_inference_server",
+        "closed_inference",
+        "inference_tenant",
+        "inference_server",
     ):
         op.execute(f"DROP TABLE {table}")

@@ -12,8 +12,6 @@ are shown and never charged.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import astuple, dataclass, replace
 
 from gpuledger_collector.accounting.period import HOUR_MS, Period
@@ -168,24 +166,3 @@ def spread_units(start_ms: int, end_ms: int, units: int) -> dict[int, int]:
         piece.start_ms - piece.start_ms % HOUR_MS: part
         for piece, part in zip(pieces, parts, strict=True)
     }
-
-
-def fold_records(records: Iterable[TokenRecord]) -> list[TokenHour]:
-    """Add records up by asker and hour, in order.
-
-    Each record counts once: of two contents of one id the greater one.
-    """
-    by_id: dict[tuple[str, str], TokenRecord] = {}
-    for record in records:
-        key = record.asker.gateway, record.source_id
-        known = by_id.get(key)
-        by_id[key] = record if known is None else max(record, known, key=lambda each: each.rank)
-    hours: dict[tuple[Asker, int], Tokens] = defaultdict(Tokens)
-    for record in by_id.values():
-        for hour_ms, tokens in spread_record(record):
-            hours[record.asker, hour_ms] += tokens
-    return [
-        TokenHour(asker, hour_ms, tokens)
-        for (asker, hour_ms), tokens in sorted(hours.items())
-        if tokens
-    ]

@@ -144,7 +144,7 @@ def read_days(connection: Connection, period: Period) -> InferenceDays:
         split = split_period(connection, part, closed_ms)
         if closed_ms is not None and split.servers:
             answer.notes.append(
-                f"{name} was closed before its servers were split: it is split by what is known now"
+                f"{name}: its close kept no split of its servers: it is split by what is known now"
             )
         answer.lines += split.lines
         answer.servers += split.servers
@@ -154,16 +154,15 @@ def read_days(connection: Connection, period: Period) -> InferenceDays:
     return answer
 
 
-def keep_at_close(connection: Connection, month: Period, *, dry: bool = False) -> int:
-    """Keep how the days of a month are split, in the transaction of its close; return how many
-    lines. `dry` only splits them.
+def keep_at_close(connection: Connection, month: Period, *, dry: bool = False) -> None:
+    """Keep how the days of a month are split, in the transaction of its close. `dry` only splits
+    them.
     """
     if not inference.SERVERS.in_force(connection):
-        return 0
+        return
     split = split_period(connection, month, None)
     if not dry:
         inference.write_closed(connection, month, split.lines, split.servers)
-    return len(split.lines)
 
 
 def split_period(connection: Connection, period: Period, declared_ms: int | None) -> InferenceDays:

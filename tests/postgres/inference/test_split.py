@@ -411,6 +411,15 @@ def test_nothing_is_said_without_tokens_or_servers(served, run):
     assert "declare [[inference]] tables" in notes(run)
 
 
+def test_a_month_whose_close_kept_no_split_is_split_by_what_is_known_now(served, run, apply):
+    ask(served, (VISION, 1, 300, 0, 0))
+    code, out, err = run("close", "--period", "2025-10", "--allow-unpriced")
+    assert code == 0, (out, err)
+    assert apply(DECLARED)[0] == 0
+    assert costs(run) == {"t-vision": "72.00"}
+    assert "2025-10: its close kept no split of its servers" in notes(run)
+
+
 def test_a_closed_month_stays(served, run, apply):
     """Evidence, tenants and weights that come after the close change nothing of it."""
     ask(served, (VISION, 1, 300, 0, 75), (NLP, 2, 400, 200, 20))

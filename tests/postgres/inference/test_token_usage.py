@@ -7,12 +7,12 @@ import psycopg
 import pytest
 
 from fakes.fleet import DAY, HOUR, OCTOBER
+from fakes.token_records import fold_records
 from gpuledger_collector.accounting.inference import (
     Asker,
     TokenHour,
     TokenRecord,
     Tokens,
-    fold_records,
 )
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.personal_data import is_pseudonym

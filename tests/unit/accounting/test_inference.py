@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.token_records import fold_records
 from gpuledger_collector.accounting.inference import (
     CLAIM,
     Asker,
     TokenRecord,
     Tokens,
-    fold_records,
     spread_record,
 )
 from gpuledger_collector.accounting.inference_split import (

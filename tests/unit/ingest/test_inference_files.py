@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.accounting.inference import CLAIM, Asker, TokenRecord, Tokens, fold_records
+from fakes.token_records import fold_records
+from gpuledger_collector.accounting.inference import CLAIM, Asker, TokenRecord, Tokens
 from gpuledger_collector.ingest.files.inference import read_inference
 from gpuledger_collector.ingest.files.litellm import CACHED, COLUMNS, TenantColumn, read_spend_logs
 from gpuledger_collector.ingest.litellm_database import CACHED_PATHS, page_query

@@ -219,11 +219,11 @@ def read_token_days(connection: Connection, days: Sequence[Period]) -> list[Toke
         )
     }
     # Buckets count from 1.
-    found = [
+    token_days = [
         TokenDay(askers[number], days[day - 1].start_ms, Tokens(*counts))
         for number, day, *counts in rows
     ]
-    return sorted(found, key=lambda each: (each.day_ms, each.asker))
+    return sorted(token_days, key=lambda each: (each.day_ms, each.asker))
 
 
 def newest_request_ms(connection: Connection, gateway: str) -> int | None:
