@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.unit_cost import UnitCost
 
@@ -18,12 +19,40 @@ class NamedWorkload:
     user: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ChargedRun:
-    """A workload that was charged in a period, in one currency (None: unpriced).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChargedAmounts(Measures):
+    """What was charged in a period, in one currency (None: unpriced).
 
-    Amounts are micro-units.
+    Its measures have no defaults: a query that forgets one of them fails. What the time would have
+    cost without a discount or a commitment is not read.
     """
+
+    gpu_ns: int
+    busy_ns: int
+    idle_ns: int
+    unknown_ns: int
+    currency: str | None
+    cost_micro: int | None
+    idle_cost_micro: int | None
+    energy_mj: int | None
+
+    @property
+    def cost(self) -> Money | None:
+        """What it was charged for its GPU-time; None: unpriced."""
+        return self._money(self.cost_micro)
+
+    @property
+    def idle_cost(self) -> Money | None:
+        """How much of that was for idle time; None: unpriced."""
+        return self._money(self.idle_cost_micro)
+
+    def _money(self, micro: int | None) -> Money | None:
+        return None if micro is None or not self.currency else Money(micro, self.currency)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChargedRun(ChargedAmounts):
+    """A workload that was charged in a period."""
 
     workload_id: int
     key: str
@@ -36,37 +65,11 @@ class ChargedRun:
     accelerators: int
     start_ms: int
     end_ms: int
-    gpu_ns: int
-    busy_ns: int
-    idle_ns: int
-    unknown_ns: int
-    currency: str | None
-    cost_micro: int | None
-    idle_cost_micro: int | None
-    energy_mj: int | None
 
     @property
     def display_name(self) -> str:
         """The display name."""
         return self.name or self.external_id
-
-    @property
-    def cost(self) -> Money | None:
-        """What it was charged for its GPU-time; None: unpriced."""
-        return self._money(self.cost_micro)
-
-    @property
-    def idle_cost(self) -> Money | None:
-        """How much of that was for idle time; None: unpriced."""
-        return self._money(self.idle_cost_micro)
-
-    @property
-    def has_known_activity(self) -> bool:
-        """Whether it is known of any of its time if it was used."""
-        return self.unknown_ns != self.gpu_ns
-
-    def _money(self, micro: int | None) -> Money | None:
-        return None if micro is None or not self.currency else Money(micro, self.currency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +116,9 @@ class RunGroup:
     cost: Money | None
 
 
-@dataclass(frozen=True, slots=True)
-class ChargedJob:
-    """A job of several workloads that was charged in a period, in one currency (None: unpriced), or
-    a workload that belongs to none.
-
-    Amounts are micro-units.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChargedJob(ChargedAmounts):
+    """A job of several workloads that was charged in a period, or a workload that belongs to none."""
 
     job: str
     uid: str
@@ -132,30 +131,6 @@ class ChargedJob:
     accelerators: int
     start_ms: int
     end_ms: int
-    gpu_ns: int
-    idle_ns: int
-    unknown_ns: int
-    currency: str | None
-    cost_micro: int | None
-    idle_cost_micro: int | None
-
-    @property
-    def cost(self) -> Money | None:
-        """What it was charged for its GPU-time; None: unpriced."""
-        return self._money(self.cost_micro)
-
-    @property
-    def idle_cost(self) -> Money | None:
-        """How much of that was for idle time; None: unpriced."""
-        return self._money(self.idle_cost_micro)
-
-    @property
-    def has_known_activity(self) -> bool:
-        """Whether it is known of any of its time if it was used."""
-        return self.unknown_ns != self.gpu_ns
-
-    def _money(self, micro: int | None) -> Money | None:
-        return None if micro is None or not self.currency else Money(micro, self.currency)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,25 @@ def test_a_closed_month_keeps_the_jobs_that_it_was_closed_with(node):
     node.world.run("periods", "--verify", "2026-08")
 
 
+def test_a_correction_is_of_the_job_that_its_closed_day_had(node):
+    """A late hour of August is booked when the pod belongs to a job; the list of August has it beside
+    the hour that it was closed with.
+    """
+    node.pod("vision", "solo", card(0), team="vision")
+    node.hold(AUGUST_MS)
+    node.world.run("close", "--period", "2026-08")
+    node.api.pods[0]["metadata"]["labels"] |= JOBSET
+    node.hold(AUGUST_MS + HOUR)
+    node.world.run("reconcile")
+    assert node.world.rows(
+        "SELECT count(*) > 0, bool_and(booked_day_ms > day_ms) FROM correction"
+    ) == [(True, True)]
+    out = node.world.run("runs", "--period", "2026-08", "--by", "job", "--format", "json")
+    assert [(row["job"], row["gpu_hours"]) for row in json.loads(out)] == [
+        ("kubernetes::uid-solo", "2.00")
+    ]
+
+
 def test_a_job_has_one_line_of_runs_and_one_receipt(node):
     """With the keys of its pods; a second job of the name is another line, and costs what it held."""
     for attempt, uid in enumerate(("js-1", "js-1", "js-2")):

@@ -14,10 +14,18 @@ from gpuledger_collector.storage.billing.reports import (
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select, to_object
 
-_COLUMNS = """workload_id, owner_id, accelerator_id, gpu_model, start_ms, end_ms, gpu_ns, idle_ns, unknown_ns,
-    currency, cost_micro, idle_cost_micro"""
+_COLUMNS = """workload_id, owner_id, accelerator_id, gpu_model, start_ms, end_ms, gpu_ns, busy_ns, idle_ns, unknown_ns,
+    currency, cost_micro, idle_cost_micro, energy_mj, day_ms AS billed_ms"""
 _UID = "coalesce(CASE WHEN k.workload_id IS NULL THEN w.job_uid ELSE k.job_uid END, '')"
-_SUMMED = ("gpu_ns", "idle_ns", "unknown_ns", "cost_micro", "idle_cost_micro")
+_SUMMED = (
+    "gpu_ns",
+    "busy_ns",
+    "idle_ns",
+    "unknown_ns",
+    "cost_micro",
+    "idle_cost_micro",
+    "energy_mj",
+)
 _DAYS = "day_ms >= %(start)s AND day_ms < %(end)s AND state = 'held' AND workload_id IS NOT NULL"
 
 
@@ -41,8 +49,7 @@ def list_charged(
             count(DISTINCT l.accelerator_id) AS accelerators, min(l.start_ms) AS start_ms,
             max(l.end_ms) AS end_ms, l.currency, {sums}
         FROM (
-            SELECT {_COLUMNS}, day_ms AS billed_ms FROM charge WHERE {_DAYS}
-            UNION ALL SELECT {_COLUMNS}, booked_day_ms FROM correction WHERE {_DAYS}
+            SELECT {_COLUMNS} FROM charge WHERE {_DAYS} UNION ALL SELECT {_COLUMNS} FROM correction WHERE {_DAYS}
         ) l JOIN workload w ON w.id = l.workload_id{CLOSED_WORKLOADS}
         LEFT JOIN owner o ON o.id = l.owner_id
         WHERE true{conditions}
