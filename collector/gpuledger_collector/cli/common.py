@@ -31,7 +31,7 @@ INTERRUPTED = 130
 OTHER_NAMES = {
     **dict.fromkeys(("account", "department", "group", "namespace", "squad", "tenant"), "team"),
     **dict.fromkeys(("partition", "queue"), "pool"),
-    **dict.fromkeys(("job", "job_id", "pod", "task"), "workload"),
+    **dict.fromkeys(("job_id", "pod", "task"), "workload"),
     **dict.fromkeys(("host", "machine", "server"), "node"),
     **dict.fromkeys(("gpu", "gpu_model", "gpu_type", "accelerator"), "model"),
 }
@@ -154,7 +154,7 @@ def _known_as(name: str, known: Sequence[str]) -> str:
     other = name.lower().removesuffix("s")
     level = OTHER_NAMES.get(other, "")
     if level in known:
-        return f"; {other.removesuffix('_id')}s are {level}s here: --by {level}"
+        return f"; {other}s are {level}s here: --by {level}"
     near = get_close_matches(name.lower(), known, 1)
     return f"; is it {near[0]!r}?" if near else ""
 

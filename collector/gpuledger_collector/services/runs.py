@@ -238,17 +238,14 @@ def list_jobs(
     connection: Connection,
     period: Period,
     owner: Mapping[str, str],
-    viewer: Mapping[str, str] | None = None,
     *,
     order: str = COST,
     top: int | None = None,
 ) -> list[ChargedJob]:
-    """List the jobs that an owner was charged for, each with its workloads, read with the rights of
-    a viewer; the first `top`, None: all.
+    """List the jobs that an owner was charged for, each with its workloads; the first `top`, None:
+    all.
     """
-    with as_viewer(connection, viewer):
-        charged = jobs.list_charged(connection, period, owner)
-    return sorted(charged, key=JOB_ORDERS[order])[:top]
+    return sorted(jobs.list_charged(connection, period, owner), key=JOB_ORDERS[order])[:top]
 
 
 def list_run_places(

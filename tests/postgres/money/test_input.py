@@ -285,7 +285,8 @@ def test_two_tables_of_one_price_are_told(run, written, fleet) -> None:
     [
         ("account", "accounts are teams here: --by team"),
         ("Partitions", "partitions are pools here: --by pool"),
-        ("job_id", "jobs are workloads here: --by workload"),
+        ("job_id", "job_ids are workloads here: --by workload"),
+        ("jobs", "is it 'job'?"),
         ("tema", "is it 'team'?"),
     ],
 )
