@@ -309,12 +309,17 @@ class KubernetesOwners:
         """
         cluster = self._cluster.latest()
         by_uuid = {entry.uuid: entry for entry in accelerators}
+        published = {key: device.uuid for key, device in cluster.devices.items() if device.uuid}
+
+        def uuids_of(device: AllocatedDevice) -> Sequence[str]:
+            return resolve(device, accelerators, published)
+
         claims = Claims.of_pods(cluster.pods, cluster.claims, cluster.devices)
         parts: dict[str, list[Part]] = {}
         for pod in cluster.pods:
             facts = cluster.facts.get((pod.namespace, pod.name))
             if facts is None or not facts.ended:
-                for uuid, part in self._parts(pod, facts, by_uuid, cluster, claims).items():
+                for uuid, part in self._parts(pod, facts, by_uuid, uuids_of, claims).items():
                     parts.setdefault(uuid, []).append(part)
         is_divided = any(part.pod[0] in RESERVATIONS for held in parts.values() for part in held)
         users = cluster.sharing() if is_divided else {}
@@ -329,14 +334,14 @@ class KubernetesOwners:
         pod: AllocatedPod,
         facts: PodFacts | None,
         accelerators: Mapping[str, Accelerator],
-        cluster: Cluster,
+        uuids_of: Callable[[AllocatedDevice], Sequence[str]],
         claims: Claims,
     ) -> dict[str, Part]:
         """What a pod holds of each accelerator: slots of virtual devices by its annotation, all else
         by the kubelet.
         """
         key = pod.namespace, pod.name
-        allocated = self._allocated_devices(pod, accelerators, cluster, claims)
+        allocated = self._allocated_devices(pod, uuids_of, claims)
         parts = {uuid: allocated_part(key, devices, claims) for uuid, devices in allocated.items()}
         slots = {device.id: device for device in pod.devices if is_virtual(device)}
         cards = annotated_cards(facts) if slots else None
@@ -397,20 +402,18 @@ class KubernetesOwners:
     def _allocated_devices(
         self,
         pod: AllocatedPod,
-        accelerators: Mapping[str, Accelerator],
-        cluster: Cluster,
+        uuids_of: Callable[[AllocatedDevice], Sequence[str]],
         claims: Claims,
     ) -> dict[str, list[AllocatedDevice]]:
         """The devices of a pod by accelerator, without those that a claim only observes."""
-        uuids = {key: device.uuid for key, device in cluster.devices.items() if device.uuid}
         allocated: dict[str, list[AllocatedDevice]] = {}
         for device in pod.devices:
             if claims.is_admin(device):
                 continue
-            resolved = resolve(device, tuple(accelerators.values()), uuids)
-            for uuid in resolved:
+            uuids = uuids_of(device)
+            for uuid in uuids:
                 allocated.setdefault(uuid, []).append(device)
-            if not resolved and is_gpu(device):
+            if not uuids and is_gpu(device):
                 self._report(
                     ("device", device.id),
                     f"{device.resource} {device.id} of pod {pod.namespace}/{pod.name} matches no"

@@ -14,7 +14,8 @@ _FOR_MACHINES = re.compile(
     r"(batch\.)?kubernetes\.io/(controller-uid|metadata\.name)|statefulset\.kubernetes\.io/pod-name|"
     r"nerdctl/.*|containerd\.io/.*|io\.containerd\..*|com\.docker\.compose\.(config-hash|image|version|depends_on)|org\.opencontainers\.image\..*)$"
 )
-_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+"""Characters that a database cannot hold."""
 _OWNERS = frozenset({"org", "team", "project", "experiment", "run", "user"})
 """Names that say who is charged: whoever writes many other labels must not push them out."""
 
@@ -28,7 +29,7 @@ def tags_of(labels: Mapping[str, str]) -> dict[str, str]:
         key
         for key, value in labels.items()
         if 0 < len(key) <= MAX_KEY_CHARACTERS
-        and not (_UNSTORABLE.search(key + value) or _FOR_MACHINES.match(key))
+        and not (UNSTORABLE.search(key + value) or _FOR_MACHINES.match(key))
     ]
     keys.sort(key=lambda key: (key not in _OWNERS, "/" in key or "." in key, key))
     return {key: labels[key][:MAX_VALUE_CHARACTERS] for key in keys[:MAX_TAGS]}

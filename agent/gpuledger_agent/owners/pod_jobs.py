@@ -16,11 +16,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-MAX_CHARACTERS = 256
-"""Of a name of a job and of a user."""
+from gpuledger_agent.owners.labels import MAX_VALUE_CHARACTERS, UNSTORABLE
+
 _HASH = re.compile(r"-[a-z0-9]{1,10}$")
 """The end of a ReplicaSet's name: its pod-template-hash."""
-_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +52,18 @@ class People:
 
 
 _Text = Mapping[str, str]
+_Named = tuple[str, str, str]
+"""Kind, name and UID of a job."""
+_System = Callable[[_Text, Controller | None], _Named | None]
+"""Reads the job of a pod from its labels and its controller; None where they name none."""
 
 
-def _by_label(
-    kind: str, label: str, uid: str = ""
-) -> Callable[[_Text, Controller | None], tuple[str, str, str] | None]:
+def _by_label(kind: str, label: str, uid: str = "") -> _System:
     """A job that one label names, with its UID in another; else its controller's, if it is of that
     kind.
     """
 
-    def read(labels: _Text, controller: Controller | None) -> tuple[str, str, str] | None:
+    def read(labels: _Text, controller: Controller | None) -> _Named | None:
         name = labels.get(label)
         if not name:
             return None
@@ -72,12 +73,12 @@ def _by_label(
     return read
 
 
-def _ray_job(labels: _Text, _: Controller | None) -> tuple[str, str, str] | None:
+def _ray_job(labels: _Text, _: Controller | None) -> _Named | None:
     kind, name = (labels.get(f"ray.io/originated-from-{part}") for part in ("crd", "cr-name"))
     return (kind, name, "") if kind and name else None
 
 
-def _train_job(labels: _Text, _: Controller | None) -> tuple[str, str, str] | None:
+def _train_job(labels: _Text, _: Controller | None) -> _Named | None:
     name = labels.get("jobset.sigs.k8s.io/jobset-name")
     if not name or "trainer.kubeflow.org/trainjob-ancestor-step" not in labels:
         return None
@@ -85,7 +86,7 @@ def _train_job(labels: _Text, _: Controller | None) -> tuple[str, str, str] | No
     return "TrainJob", name, labels.get("jobset.sigs.k8s.io/jobset-uid", "")
 
 
-def _training_operator(labels: _Text, controller: Controller | None) -> tuple[str, str, str] | None:
+def _training_operator(labels: _Text, controller: Controller | None) -> _Named | None:
     name = labels.get("training.kubeflow.org/job-name")
     if not name:
         return None
@@ -93,7 +94,7 @@ def _training_operator(labels: _Text, controller: Controller | None) -> tuple[st
     return kind or "TrainingJob", name, controller.uid if controller is not None and kind else ""
 
 
-_SYSTEMS: tuple[Callable[[_Text, Controller | None], tuple[str, str, str] | None], ...] = (
+_SYSTEMS: tuple[_System, ...] = (
     _ray_job,
     _train_job,
     _training_operator,
@@ -119,36 +120,45 @@ def job_of(
     controller: Controller | None,
 ) -> Job | None:
     """The job of a pod; None for one of which nothing says that it belongs to any."""
-    found = next(
-        (found for system in _SYSTEMS if (found := system(labels, controller)) is not None), None
+    named = next(
+        (named for system in _SYSTEMS if (named := system(labels, controller)) is not None), None
     )
-    if found is None:
-        found = _airflow_run(labels, annotations) or _notebook(name, labels)
-    if found is None and controller is not None and controller.kind not in {"", "Node"}:
-        found = _of_controller(controller)
-    if found is None:
+    if named is None:
+        named = _airflow_run(labels, annotations) or _notebook(name, labels)
+    if named is None and controller is not None and controller.kind not in {"", "Node"}:
+        named = _of_controller(controller)
+    if named is None:
         return None
-    kind, called, uid = found
-    title = f"{kind} {namespace}/{called}"
-    if _UNSTORABLE.search(title + uid):
+    kind, job_name, uid = named
+    title = f"{kind} {namespace}/{job_name}"
+    if UNSTORABLE.search(title + uid):
         return None
-    return Job(title[:MAX_CHARACTERS], uid[:MAX_CHARACTERS])
+    return Job(title[:MAX_VALUE_CHARACTERS], uid[:MAX_VALUE_CHARACTERS])
 
 
-def _airflow_run(labels: _Text, annotations: _Text) -> tuple[str, str, str] | None:
+def _airflow_ids(labels: _Text, annotations: _Text) -> tuple[str, str] | None:
+    """The ids of the DAG and of its run, of a pod of Airflow."""
     if "dag_id" not in labels or "airflow_version" not in labels:
         return None
     # Above 63 characters a label is cut and hashed, and the annotation is whole.
     dag, run = (annotations.get(key) or labels.get(key, "") for key in ("dag_id", "run_id"))
-    return ("AirflowRun", f"{dag}/{run}" if run else dag, "")
+    return dag, run
 
 
-def _notebook(name: str, labels: _Text) -> tuple[str, str, str] | None:
+def _airflow_run(labels: _Text, annotations: _Text) -> _Named | None:
+    ids = _airflow_ids(labels, annotations)
+    if ids is None:
+        return None
+    dag, run = ids
+    return "AirflowRun", f"{dag}/{run}" if run else dag, ""
+
+
+def _notebook(name: str, labels: _Text) -> _Named | None:
     # A server's pod has one name whenever it is started again.
     return ("Notebook", name, "") if labels.get("component") == "singleuser-server" else None
 
 
-def _of_controller(controller: Controller) -> tuple[str, str, str]:
+def _of_controller(controller: Controller) -> _Named:
     if controller.kind == "ReplicaSet":
         # A new ReplicaSet for each version of one Deployment.
         return "Deployment", _HASH.sub("", controller.name), ""
@@ -167,19 +177,19 @@ def people_of(
     )
     tags = {}
     defaults = {}
-    if "dag_id" in labels and "airflow_version" in labels:
+    airflow = _airflow_ids(labels, annotations)
+    if airflow is not None:
         tags = {
             key: annotations[key] for key in ("dag_id", "task_id", "run_id") if key in annotations
         }
-        dag, run = (tags.get(key) or labels.get(key, "") for key in ("dag_id", "run_id"))
-        defaults = {"experiment": dag, "run": run}
+        defaults = dict(zip(("experiment", "run"), airflow, strict=True))
     elif labels.get("pipeline/runid"):
         defaults = {"run": labels["pipeline/runid"]}
-    user = "" if _UNSTORABLE.search(user) else user[:MAX_CHARACTERS]
+    user = "" if UNSTORABLE.search(user) else user[:MAX_VALUE_CHARACTERS]
     return People(
         user or None,
-        {key: value[:MAX_CHARACTERS] for key, value in tags.items()},
-        {key: value[:MAX_CHARACTERS] for key, value in defaults.items() if value},
+        {key: value[:MAX_VALUE_CHARACTERS] for key, value in tags.items()},
+        {key: value[:MAX_VALUE_CHARACTERS] for key, value in defaults.items() if value},
     )
 
 
