@@ -3,7 +3,8 @@
 Without rules, a tag named like a level of the tree is that level; the workload's user, where it is
 known, is the level `user`, whatever a tag says. Rules that are in force override levels, in their
 order; what no tag and no rule names is unattributed. A level that looks like a reserved row of the
-reports, such as `(unallocated)`, is escaped here, whatever its source.
+reports, such as `(unallocated)`, is escaped here, whatever its source; levels that are longer than
+any name are cut.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from gpuledger_collector.accounting.reserved_names import escape_name
 FACTS = ("kind", "user", "account", "name", "job", "pool", "node")
 """Names that a rule may match in addition to tags."""
 
+MAX_PATH_BYTES = 2_600
+"""Of the levels of an owner: one is found by all of them, and an entry of an index holds 2,704."""
+MAX_LEVEL_BYTES = MAX_PATH_BYTES // len(LEVELS)
+"""Of each level of a longer one."""
 SLURM = "slurm"
 _SACCT_KEY = re.compile(r"imported:import:.*/[^/@]+(@[0-9]+){1,2}", re.ASCII | re.DOTALL)
 """Keys of jobs that Slurm's accounting brought: CLUSTER/JOB@SUBMITTED, and of a requeued one its
@@ -106,12 +111,24 @@ class Attribution:
             levels["user"] = facts.user
         for rule in self.matching(facts, at_ms):
             levels |= _assign_owner(rule, facts)
-        # Escaped after the rules, since a rule may put a user's text into a level.
-        return path_of({level: escape_name(name) for level, name in levels.items()})
+        # Cut and escaped after the rules, since a rule may put a user's text into a level.
+        return path_of({level: escape_name(name) for level, name in _cut_levels(levels).items()})
 
     def matching(self, facts: WorkloadFacts, at_ms: int) -> list[Rule]:
         """The rules that hold for this workload at this instant, in order."""
         return [rule for rule in self.rules if rule.in_force(at_ms) and _matches(rule, facts)]
+
+
+def _cut_levels(levels: Mapping[str, str]) -> Mapping[str, str]:
+    """The levels, each cut where all of them are too long for an index."""
+    if 4 * sum(map(len, levels.values())) <= MAX_PATH_BYTES:  # whatever the characters
+        return levels
+    encoded = {level: name.encode() for level, name in levels.items()}
+    if sum(map(len, encoded.values())) <= MAX_PATH_BYTES:
+        return levels
+    return {
+        level: name[:MAX_LEVEL_BYTES].decode(errors="ignore") for level, name in encoded.items()
+    }
 
 
 def _matches(rule: Rule, facts: WorkloadFacts) -> bool:

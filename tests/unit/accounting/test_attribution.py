@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.accounting.attribution import Attribution, Rule, WorkloadFacts
-from gpuledger_collector.accounting.owner_tree import OwnerPath
+from gpuledger_collector.accounting.attribution import (
+    MAX_LEVEL_BYTES,
+    MAX_PATH_BYTES,
+    Attribution,
+    Rule,
+    WorkloadFacts,
+)
+from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
+from gpuledger_collector.accounting.reserved_names import is_reserved
 
 
 def facts(user=None, account=None, name=None, pool="", **tags):
@@ -25,6 +32,21 @@ def test_a_tag_named_like_a_level_is_that_level():
     )
     assert owner == OwnerPath(team="vision", project="seg", user="amina")
     assert Attribution().owner_of(facts(), 0) == OwnerPath()
+
+
+@given(st.dictionaries(st.sampled_from(LEVELS), st.text("aä視🚀()", max_size=2000)))
+def test_no_owner_is_longer_than_an_index_holds(tags):
+    """Names that fit are kept; of others each level is cut, and none becomes a reserved one."""
+    owner = Attribution().owner_of(facts(**tags), 0)
+    given_bytes = sum(len(name.encode()) for name in tags.values())
+    names = owner.levels().values()
+    if given_bytes <= MAX_PATH_BYTES:
+        assert [name.removeprefix("tag:") for name in names] == [
+            tags[level] for level in LEVELS if tags.get(level)
+        ]
+    else:
+        assert all(len(name.encode()) <= MAX_LEVEL_BYTES + len("tag:") for name in names)
+    assert not any(is_reserved(name) for name in names)
 
 
 def test_later_rules_override_the_levels_of_earlier_ones():
