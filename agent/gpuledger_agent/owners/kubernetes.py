@@ -70,7 +70,8 @@ RESERVATIONS = frozenset({"kai-resource-reservation", "runai-reservation"})
 _WITHOUT = {
     "pods": "pods are known by namespace and name, without labels",
     "namespaces": "labels of namespaces are no defaults, and pods may name any owner",
-    "nodes": "the pool of this node is that of the setting, and how it is bought is not known",
+    "nodes": "the pool of this node and how it is bought stay as they were known, and where nothing"
+    " was, the pool is that of the setting",
     "resourceslices": "claimed devices are known by number",
     "resourceclaims": "claims that share a device have equal parts, and those that only observe it"
     " hold it",
@@ -343,7 +344,7 @@ class KubernetesOwners:
         key = pod.namespace, pod.name
         allocated = self._allocated_devices(pod, uuids_of, claims)
         parts = {uuid: allocated_part(key, devices, claims) for uuid, devices in allocated.items()}
-        slots = {device.id: device for device in pod.devices if is_virtual(device)}
+        slots = [device for device in pod.devices if is_virtual(device)]
         cards = annotated_cards(facts) if slots else None
         if cards is None:
             return parts
@@ -351,7 +352,8 @@ class KubernetesOwners:
         divided = {uuid for uuid, devices in allocated.items() if any(map(is_virtual, devices))}
         whole = {uuid: part for uuid, part in parts.items() if uuid not in divided}
         # A card that the pod has as a whole is not divided: its part would lower the bill.
-        if len(cards) != len(slots) or not named <= accelerators.keys() - whole.keys():
+        is_complete = len(cards) == len({device.id for device in slots})
+        if not is_complete or not named <= accelerators.keys() - whole.keys():
             self._report(
                 ("annotation", *key),
                 f"the annotation of pod {pod.namespace}/{pod.name} names other cards than it was"
@@ -364,7 +366,7 @@ class KubernetesOwners:
                 f"pod {pod.namespace}/{pod.name} uses {', '.join(sorted(named))} by its annotation;"
                 f" the kubelet says {', '.join(sorted(divided)) or 'another'}",
             )
-        containers = frozenset(device.container for device in slots.values() if device.container)
+        containers = frozenset(device.container for device in slots if device.container)
         return whole | annotated_parts(key, cards, containers, accelerators)
 
     def _weigh(

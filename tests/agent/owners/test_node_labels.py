@@ -153,12 +153,13 @@ def start(tmp_path, api):
         yield start
 
 
-def test_an_agent_that_starts_without_the_server_knows_its_machine(start, api):
+def test_an_agent_that_starts_without_the_server_knows_its_machine(start, api, caplog):
     """Its pool would be `default` until the server answers; another node's note is none."""
     api.node("n1", "gce://n1", **{"cloud.google.com/gke-nodepool": "a3"})
     known = start().machine()
     api.forbidden = "/api/"
     assert start().machine() == known == Machine("a3", provider_id="gce://n1")
+    assert "how it is bought stay as they were known" in caplog.text
     assert start("n2").machine() is None
     # What the server says later is what counts.
     api.forbidden = None
