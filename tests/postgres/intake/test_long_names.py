@@ -15,7 +15,7 @@ from gpuledger_collector.ingest.batches.decode import decode
 from gpuledger_collector.ingest.batches.store import Store
 from gpuledger_collector.storage.ledger import placements
 from gpuledger_collector.storage.telemetry import partitions
-from gpuledger_common.wire import encode
+from gpuledger_common.wire import Count, TokenCount, encode
 
 NOW_MS = NOON_MS + 60_000
 RARE = random.Random(1)
@@ -32,6 +32,18 @@ def dsn(postgres):
         yield fresh
 
 
+def counted(source, part):
+    """A counter of the first workload."""
+    return Count(0, source, "tokens", NOON_MS, 1, part)
+
+
+def tokens(**names):
+    """A counter of a gateway's page."""
+    return TokenCount(
+        **{"gateway": "g", "page": "p", "at_ms": NOON_MS, "counter": "input", **names}
+    )
+
+
 def statuses(dsn, *batches):
     """Commit batches in one group; the status of each answer, or why it was not committed."""
     group = GroupCommit(
@@ -43,7 +55,10 @@ def statuses(dsn, *batches):
 
     async def send():
         bodies = [decode(encode(each), "application/msgpack", "") for each in batches]
-        answers = [group.submit(validate.accept(body, NOW_MS)) for body in bodies]
+        answers = [
+            group.submit(validate.accept(body, NOW_MS, gateway_nodes=(body.node,)))
+            for body in bodies
+        ]
         group.start()  # not before all of them wait
         return await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), 30)
 
@@ -71,6 +86,21 @@ def test_a_name_that_no_index_holds_is_refused_alone(dsn, changes):
     assert statuses(dsn, *pair) == ["partial", "committed"]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"counts": [counted(rare(500), rare(126))]},
+        {"token_counts": [tokens(page=rare(251))]},
+        {"token_counts": [tokens(tenant=rare(300), model=rare(300), backend=rare(26))]},
+    ],
+)
+def test_names_that_no_index_holds_together_are_refused_alone(dsn, changes):
+    """Whoever asks for a model of an odd name keeps no node from reporting its usage."""
+    names = [f"n-{rare(9)}" for _ in range(2)]
+    long = msgspec.structs.replace(batch(node=names[0], workloads=[workload()]), **changes)
+    assert statuses(dsn, long, batch(node=names[1])) == ["partial", "committed"]
+
+
 def test_the_longest_names_that_are_taken_can_be_stored(dsn):
     """Each at its bound, in characters of four bytes; the claim has the beginning of the name."""
     jobs = [
@@ -80,7 +110,15 @@ def test_the_longest_names_that_are_taken_can_be_stored(dsn):
     for number, job in enumerate(jobs):
         node = "".join(chr(0x20000 + number) for _ in range(253))
         long = batch(node=node, accelerators=1, workloads=[job])
-        long = msgspec.structs.replace(long, accelerators=[accelerator(number, "n")])
+        long = msgspec.structs.replace(
+            long,
+            accelerators=[accelerator(number, "n")],
+            counts=[counted(rare(500), rare(125))],
+            token_counts=[
+                tokens(gateway=rare(100), page=rare(250)),
+                tokens(gateway=rare(100), tenant=rare(225), model=rare(300)),
+            ],
+        )
         assert statuses(dsn, long) == ["committed"]
     with psycopg.connect(dsn) as connection:
         subjects = connection.execute("SELECT subject FROM refused_claim ORDER BY 1").fetchall()

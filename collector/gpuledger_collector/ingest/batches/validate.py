@@ -52,7 +52,11 @@ MAX_DAYS = 40
 MAX_REJECTED = 1000
 MAX_TAGS = 200
 MAX_ID_BYTES = 1000
-"""Of a workload: its key, with kind and node, is indexed, and an entry of an index holds 2,704."""
+"""Of a workload, and of a page of a gateway: its key, with kind and node, is indexed, and an entry
+of an index holds 2,704.
+"""
+MAX_KEY_BYTES = 2_500
+"""Of texts that find a row together."""
 MAX_NAME = 256
 """Characters of an owner's name that a workload claims; a refused claim is indexed by it."""
 MAX_TEXT = 4000
@@ -301,6 +305,14 @@ def _bad_field(record: object, limits: Mapping[str, int]) -> str | None:
     return None
 
 
+def _bad_key(record: object, names: Sequence[str]) -> str | None:
+    """Why no index can hold these texts of a record."""
+    size = sum(len(getattr(record, name).encode()) for name in names)
+    if size <= MAX_KEY_BYTES:
+        return None
+    return f"{', '.join(names)}: have {size} bytes together, {MAX_KEY_BYTES} are allowed"
+
+
 def storable(value: Any) -> Any:
     """Make the texts of a JSON value storable in Postgres: replace other characters, cut texts at
     MAX_TEXT.
@@ -450,6 +462,8 @@ def check_count(count: Count, workloads: dict[int, WireWorkload], now_ms: int) -
         return "source: is empty"
     if reason := _bad_field(count, {"source": 1000, "part": 2000, "engine": 64}):
         return reason
+    if reason := _bad_key(count, ("source", "part")):
+        return reason
     if not 0 <= count.value <= MAX_COUNTED:
         return "value: is negative, or more than a counter can show exactly (2^53)"
     if not now_ms - LATEST_DAYS * DAY_MS <= count.at_ms <= now_ms + FUTURE_MS:
@@ -470,6 +484,10 @@ def check_token_count(count: TokenCount, is_gateway_node: bool, now_ms: int) -> 
     if reason := _bad_field(
         count, {"gateway": 100, "page": 1000, "tenant": 500, "model": 500, "backend": 500}
     ):
+        return reason
+    if len(count.page.encode()) > MAX_ID_BYTES:
+        return f"page: is longer than {MAX_ID_BYTES} bytes"
+    if reason := _bad_key(count, ("gateway", "tenant", "model", "backend")):
         return reason
     if not 0 <= count.value <= MAX_COUNTED:
         return "value: is negative, or more than a counter can show exactly (2^53)"
