@@ -78,10 +78,14 @@ def changes_seen(
     What nobody holds is in no owner's part, as in lists of findings. A node is in each pool of which
     it has accelerators.
     """
+
+    def is_there(item: PresentAccelerator | LiveFinding) -> bool:
+        return narrowed.pool in {None, item.pool} and narrowed.node in {None, item.node}
+
     if viewer.owner is not None:
 
         def is_own(item: LiveFinding) -> bool:
-            return not item.is_free and viewer.sees(item.owner, item.team)
+            return not item.is_free and viewer.sees(item.owner, item.team) and is_there(item)
 
         return LiveChanges(
             appeared=tuple(filter(is_own, changes.appeared)),
@@ -89,9 +93,6 @@ def changes_seen(
         )
     if narrowed.pool is None and narrowed.node is None:
         return changes
-
-    def is_there(item: PresentAccelerator | LiveFinding) -> bool:
-        return narrowed.pool in {None, item.pool} and narrowed.node in {None, item.node}
 
     items = state.accelerators.values()
     nodes_of_pool = {item.node for item in items if item.pool == narrowed.pool}

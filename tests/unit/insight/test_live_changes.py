@@ -164,6 +164,7 @@ def test_a_narrowed_map_hears_of_no_finding_elsewhere():
         ):
             seen = changes_seen(changes, after, ALL, narrowed)
             assert seen == LiveChanges(**{part: (finding,)})
+            assert changes_seen(changes, after, Team("vision"), narrowed) == seen
         assert not changes_seen(changes, after, ALL, LiveNarrowing(pool="p", node="gpu-02"))
 
 
