@@ -16,18 +16,28 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
+import msgspec
 import psycopg
 from typer.testing import CliRunner
 
 from fakes.batches import HEARTBEAT, body_of, samples
-from fakes.collector import Running, running
+from fakes.collector import JSON, Running, running
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
+from gpuledger_collector.wiring import read_clock
 from gpuledger_common.wire import Batch as WireBatch
-from gpuledger_common.wire import WireAccelerator, WireUsageInterval, WireWorkload
+from gpuledger_common.wire import (
+    Count,
+    TokenCount,
+    WireAccelerator,
+    WireUsageInterval,
+    WireWorkload,
+)
+from oracle.inference import Answer, LineKey, answer_of
 from oracle.model import (
     LEVELS,
     WHOLE,
+    Asked,
     Bill,
     Dispute,
     Entry,
@@ -35,14 +45,19 @@ from oracle.model import (
     Job,
     Key,
     NodeCost,
+    Page,
     Policy,
     Price,
+    Reading,
     Row,
     Rule,
+    Server,
     Sighting,
+    Tenant,
+    activity_of,
     midnight,
 )
-from oracle.money import bill_of
+from oracle.money import bill_of, date_of
 from oracle.worlds import MINUTE, Batch, World
 
 OWNER_COLUMNS = "o.org, o.team, o.project, o.experiment, o.run, o.user_name"
@@ -56,6 +71,18 @@ class Slipped(AssertionError):
 
 
 @dataclass
+class Clock:
+    """The collector's clock: counters are refused some days after they were read, so it stands
+    there while they come.
+    """
+
+    stands_at: int | None = None
+
+    def __call__(self) -> int:
+        return read_clock() if self.stands_at is None else self.stands_at
+
+
+@dataclass
 class Ledger:
     """A fresh database, a collector that listens, and the command line, for one world."""
 
@@ -63,6 +90,10 @@ class Ledger:
     folder: Path
     closed: dict[str, dict[str, str]] = field(default_factory=dict)
     """What was said of a month right after its close, by form."""
+    closed_at: dict[str, int] = field(default_factory=dict)
+    """Steps that were played before a month was closed."""
+    clock: Clock = field(default_factory=Clock)
+    batches: int = 0
 
     def command(self, *arguments: str, ends: Sequence[int] = (0,)) -> str:
         """Standard output of a gpuledger command; another exit code than these is an error."""
@@ -79,11 +110,13 @@ class Ledger:
         """Tell everything, in the order of the world."""
         if world.zone != "UTC":
             self.apply(f'billing_zone = "{world.zone}"\n')
-        for kind, what in world.steps:
+        for at, (kind, what) in enumerate(world.steps):
             if kind == "look":
                 self.look(world, whole=bool(what))
             elif kind == "close":
                 self.close(str(what))
+                if str(what) in self.closed:
+                    self.closed_at.setdefault(str(what), at)
             else:
                 getattr(self, f"tell_{kind}")(what)
 
@@ -311,6 +344,76 @@ class Ledger:
             )
         )
 
+    def tell_servers(self, declared: tuple[Sequence[Server], Sequence[Tenant]]) -> None:
+        self.apply(text_of(*declared))
+
+    def tell_refused(self, declared: tuple[Sequence[Server], Sequence[Tenant]]) -> None:
+        """Servers in a zone whose days begin within an hour."""
+        path = self.folder / "declared.toml"
+        path.write_text(text_of(*declared), encoding="utf-8")
+        self.command("apply", str(path), ends=(2,))
+
+    def tell_csv(self, rows: Sequence[Asked]) -> None:
+        gateway, trust = rows[0].asker.gateway, rows[0].asker.trust
+        claims = ("--claims",) if trust == "claim" else ()
+        self.write("inference", [asked_row(one) for one in rows], "--gateway", gateway, *claims)
+
+    def tell_post(self, rows: Sequence[Asked]) -> None:
+        records = [{"claim": one.asker.trust == "claim", **asked_row(one)} for one in rows]
+        body = json.dumps({"gateway": rows[0].asker.gateway, "records": records}).encode()
+        status, _, answer = self.collector.request("POST", "/v1/inference", body, JSON)
+        assert status == 200, answer
+
+    def tell_page(self, pages: Sequence[Page]) -> None:
+        """Readings of a gateway's page, as an agent beside it sends them."""
+        counts = []
+        for page in pages:
+            read = TokenCount(page.gateway, "http://gw/metrics", page.at, started_ms=page.started)
+            counts.append(read)
+            counts += [
+                msgspec.structs.replace(
+                    read,
+                    counter=kind,
+                    value=value,
+                    tenant=asker.tenant,
+                    model=asker.model,
+                    backend=asker.backend,
+                    claim=asker.trust == "claim",
+                )
+                for asker, kind, value in page.values
+            ]
+        self.count("gw-1", pages[-1].at, token_counts=counts)
+
+    def tell_readings(self, readings: Sequence[Reading]) -> None:
+        """Counters of a server, as the agent of its node sends them."""
+        counts = [
+            Count(0, "http://server/metrics", counter, one.at, value, engine="vllm")
+            for one in readings
+            for counter, value in (("prompt_tokens", one.input), ("generated_tokens", one.output))
+        ]
+        first = readings[0]
+        self.count(first.node, readings[-1].at, [wire_workload(first.job)], counts=counts)
+
+    def count(self, node: str, at: int, workloads: Sequence[WireWorkload] = (), **counts) -> None:
+        """Send counters, shortly after they were read."""
+        self.batches += 1
+        batch = WireBatch(
+            version=1,
+            node=node,
+            epoch=str(uuid.uuid5(uuid.NAMESPACE_URL, node)),
+            seq=self.batches,
+            heartbeat=HEARTBEAT,
+            workloads=list(workloads),
+            **counts,
+        )
+        self.clock.stands_at = at + MINUTE
+        try:
+            status, answer = self.collector.post(body_of(batch))
+        finally:
+            self.clock.stands_at = None
+        assert status == 200, answer
+        assert not answer.get("rejected"), answer
+
     def look(self, world: World, *, whole: bool) -> None:
         """A report in between, of all days or of one."""
         last = world.last if whole else world.first + dt.timedelta(days=1)
@@ -319,6 +422,14 @@ class Ledger:
     def chargeback(self, first: dt.date, last: dt.date, by: str, shape: str = "json") -> str:
         days = ("--from", str(first), "--to", str(last))
         return self.command("chargeback", *days, "--by", by, "--format", shape, ends=(0, 1))
+
+    def inference(self, first: dt.date, last: dt.date) -> dict[str, list[dict[str, object]]]:
+        """What tenants pay, in micro-units."""
+        path = f"/v1/inference?from={first}&to={last}&by={LINES_BY}"
+        status, _, answer = self.collector.request("GET", path)
+        assert status == 200, answer
+        assert not answer["left_out"], path
+        return answer
 
     def close(self, month: str) -> None:
         """Close a month; without any charge there is nothing to close."""
@@ -361,8 +472,9 @@ class Ledger:
 @contextlib.contextmanager
 def opened(dsn: str, folder: Path) -> Iterator[Ledger]:
     """A ledger over this database until the block ends."""
-    with running(dsn) as collector:
-        yield Ledger(collector, folder)
+    clock = Clock()
+    with running(dsn, clock=clock, gateway_nodes="*") as collector:
+        yield Ledger(collector, folder, clock=clock)
 
 
 def differences(world: World, ledger: Ledger) -> list[str]:
@@ -389,6 +501,7 @@ def differences(world: World, ledger: Ledger) -> list[str]:
     proof = json.loads(
         ledger.command("reconcile", *days_of(world), "--format", "json", ends=(0, 1))
     )
+    found += inference_differences(world, ledger)
     found += [
         f"the proof of {day['day']} does not hold" for day in proof["days"] if not day["holds"]
     ]
@@ -456,6 +569,114 @@ def report_differences(said: dict[str, list[dict[str, object]]], expected: Bill)
     return found
 
 
+LINES_BY = "server,day,gateway,tenant,model,owner"
+
+
+def inference_differences(world: World, ledger: Ledger) -> list[str]:
+    """Lines of tenants and sums of servers beside the oracle's; of all days together, and of each
+    day alone.
+    """
+    closes = {month: world.facts(at) for month, at in ledger.closed_at.items()}
+    expected = answer_of(world.facts(), closes, world.first, world.last)
+    # The command brings what it reads up to date; the answers over HTTP do not.
+    said = json.loads(ledger.command(*("inference", "list"), *days_of(world), "--format", "json"))
+    cost = sum(Fraction(row["cost"] or 0) for row in said)
+    wanted = Fraction(sum(line.used + line.idle for line in expected.lines.values()), WHOLE)
+    found = []
+    if abs(cost - wanted) > 2:
+        found.append(f"inference list: {wanted} expected, {cost} found")
+    whole = ledger.inference(world.first, world.last)
+    found += line_differences("inference", expected, whole["items"], world.zone)
+    found += server_differences(expected, whole["servers"])
+    by_day = []
+    for at in range((world.last - world.first).days):
+        day = world.first + dt.timedelta(days=at)
+        by_day += ledger.inference(day, day + dt.timedelta(days=1))["items"]
+    return found + line_differences("inference of one day", expected, by_day, world.zone)
+
+
+def line_differences(
+    what: str, expected: Answer, items: Sequence[dict[str, object]], zone: str
+) -> list[str]:
+    """Lines of an answer beside the oracle's."""
+    names = [f"{name}_micro" for name in ("cost_used", "cost_idle", "cost_borrowed", "cost_lent")]
+    counts = ("input_tokens", "cached_tokens", "output_tokens", "requests")
+    wanted: dict[tuple[object, ...], list[int]] = defaultdict(lambda: [0] * 8)
+    for key, amounts in expected.lines.items():
+        cells = cells_of_line(key, zone)
+        for at, value in enumerate((*amounts, *expected.tokens[key])):
+            wanted[cells][at] += value
+    actual = {
+        (*(item[name] for name in LINES_BY.split(",")), item["currency"] or ""): [
+            item[name] or 0 for name in (*names, *counts)
+        ]
+        for item in items
+    }
+    return [
+        f"{what} {cells}: {wanted.get(cells)} expected, {actual.get(cells)} found"
+        for cells in sorted({*wanted, *actual}, key=str)
+        if (wanted.get(cells) or [0] * 8) != (actual.get(cells) or [0] * 8)
+    ]
+
+
+def cells_of_line(key: LineKey, zone: str) -> tuple[object, ...]:
+    """The cells of a line of tenants."""
+    is_tenant = key.tenant not in ("(nobody)", "(idle)")
+    owner = f"team={key.team}" if key.team else "(unattributed)" if is_tenant else key.tenant
+    return (
+        key.server,
+        str(date_of(key.day, zone)),
+        key.gateway,
+        key.tenant or "(unattributed)",
+        key.model,
+        owner,
+        key.currency,
+    )
+
+
+def server_differences(expected: Answer, items: Sequence[dict[str, object]]) -> list[str]:
+    """Sums of servers beside the oracle's."""
+    wanted: dict[tuple[str, str], dict[str, object]] = {}
+    for name, currency in {(name, currency) for name, _, currency in expected.servers}:
+        days = [
+            day for (own, _, of), day in expected.servers.items() if (own, of) == (name, currency)
+        ]
+        known = [day for day in days if day.counted is not None]
+        counted = [sum(day.counted[at] for day in known) for at in (0, 1)]
+        asked = sum(day.asked for day in known)
+        left = sum(
+            line.idle
+            for key, line in expected.lines.items()
+            if (key.server, key.currency, key.tenant) == (name, currency, "(idle)")
+        )
+        wanted[name, currency] = {
+            "cost_micro": sum(day.cost for day in days) if currency else None,
+            "cost_used_micro": sum(day.used for day in days) if currency else None,
+            "cost_platform_micro": left if currency else None,
+            "server_input_tokens": counted[0] if known else None,
+            "server_output_tokens": counted[1] if known else None,
+            "coverage": (
+                None if not sum(counted) else Fraction(asked * 10_000 // sum(counted), 10_000)
+            ),
+            "scaled_days": sum(day.is_scaled for day in days),
+        }
+    actual = {
+        (item["server"], item["currency"] or ""): {
+            **item,
+            "coverage": None if item["coverage"] is None else Fraction(item["coverage"]),
+        }
+        for item in items
+    }
+    if wanted.keys() != actual.keys():
+        return [f"servers: {sorted(wanted)} expected, {sorted(actual)} found"]
+    return [
+        f"server {key}: {name} {value} expected, {actual[key][name]} found"
+        for key, values in sorted(wanted.items())
+        for name, value in values.items()
+        if actual[key][name] != value
+    ]
+
+
 def cells_of(key: Key, has_price: bool) -> tuple[object, ...]:
     """The cells of a chargeback's row: what nobody holds, nobody is known to pay or no rate covers
     has a marker.
@@ -506,6 +727,55 @@ def price_row(one: Price) -> dict[str, object]:
         "effective_from": instant(one.start),
         "effective_to": instant(one.end),
         "node": one.node,
+    }
+
+
+def text_of(servers: Sequence[Server], tenants: Sequence[Tenant]) -> str:
+    """Servers and tenants as TOML."""
+
+    def quoted(names: Sequence[str]) -> str:
+        return f"[{', '.join(map(json.dumps, names))}]"
+
+    lines = []
+    for server in servers:
+        lines += ["[[inference]]", f"name = {json.dumps(server.name)}"]
+        lines += [f"gateway = {json.dumps(server.gateway)}"] if server.gateway else []
+        lines.append(f"models = {quoted(server.models)}")
+        lines += [f"backends = {quoted(server.backends)}"] if server.backends else []
+        match = ", ".join(f"{name} = {json.dumps(text)}" for name, text in server.served_by)
+        lines += [f"served_by = {{ {match} }}", f'weights = "{" : ".join(server.weights)}"']
+        lines.append(f'idle = "{server.idle}"')
+        if server.reserved:
+            shares = ", ".join(f"{json.dumps(name)} = {share}" for name, share in server.reserved)
+            lines.append(f"reserved = {{ {shares} }}")
+        lines += dates_of(server)
+    for tenant in tenants:
+        lines += ["[[tenant]]", f"tenant = {json.dumps(tenant.tenant)}"]
+        lines += [f"gateway = {json.dumps(tenant.gateway)}"] if tenant.gateway else []
+        lines.append(f"owner = {{ team = {json.dumps(tenant.team)} }}")
+        lines += dates_of(tenant)
+    return "\n".join(lines) + "\n"
+
+
+def dates_of(one: Server | Tenant) -> list[str]:
+    """Days on which it holds, as lines."""
+    dates = {"effective_from": one.first, "effective_to": one.last}
+    return [f"{name} = {date}" for name, date in dates.items() if date is not None]
+
+
+def asked_row(one: Asked) -> dict[str, object]:
+    given, cached, output, requests = one.tokens
+    return {
+        "id": one.id,
+        "start": instant(one.start),
+        "end": instant(one.end),
+        "model": one.asker.model,
+        "tenant": one.asker.tenant,
+        "backend": one.asker.backend,
+        "input_tokens": given,
+        "cached_tokens": cached,
+        "output_tokens": output,
+        "requests": requests,
     }
 
 
@@ -599,9 +869,7 @@ def usage_intervals_of(
                 one.end,
                 jobs.index(job),
                 ms,
-                ms // 2,
-                ms // 3,
-                ms - ms // 2 - ms // 3,
+                *activity_of(ms),
             )
     elif one.state != "present":
         yield WireUsageInterval(place, one.state, one.start, one.end)

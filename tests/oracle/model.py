@@ -147,6 +147,70 @@ class Entry(NamedTuple):
     """Owner, pool, model and micro-units."""
 
 
+class Server(NamedTuple):
+    """A declared model server that tenants share, on days of the bill."""
+
+    name: str
+    models: tuple[str, ...]
+    served_by: tuple[tuple[str, str], ...]
+    gateway: str = ""
+    backends: tuple[str, ...] = ()
+    weights: tuple[str, str, str] = ("1", "1", "1")
+    idle: str = "tokens"
+    reserved: tuple[tuple[str, str], ...] = ()
+    first: dt.date | None = None
+    last: dt.date | None = None
+
+
+class Tenant(NamedTuple):
+    """The team that pays for a tenant of a gateway (empty: of any), on days of the bill."""
+
+    gateway: str
+    tenant: str
+    team: str
+    first: dt.date | None = None
+    last: dt.date | None = None
+
+
+class Asker(NamedTuple):
+    """Who asked for what, as a gateway says it."""
+
+    gateway: str
+    tenant: str
+    model: str
+    backend: str = ""
+    trust: str = "authenticated"
+
+
+class Asked(NamedTuple):
+    """Tokens of an asker between two instants: input, cached (a part of it), output, requests."""
+
+    id: str
+    asker: Asker
+    start: int
+    end: int
+    tokens: tuple[int, int, int, int]
+
+
+class Page(NamedTuple):
+    """A reading of a gateway's page: the begin of its process, and values by asker and kind."""
+
+    gateway: str
+    at: int
+    started: int
+    values: tuple[tuple[Asker, str, int], ...]
+
+
+class Reading(NamedTuple):
+    """A reading of a server's own counters of input and output, as its node tells it."""
+
+    node: str
+    job: Job
+    at: int
+    input: int
+    output: int
+
+
 class Row(NamedTuple):
     """A row of the inventory."""
 
@@ -172,6 +236,22 @@ class Facts:
     node_costs: tuple[NodeCost, ...] = ()
     policies: tuple[Policy, ...] = ()
     entries: list[Entry] = field(default_factory=list)
+    servers: tuple[Server, ...] = ()
+    tenants: tuple[Tenant, ...] = ()
+    asked: dict[tuple[str, str], Asked] = field(default_factory=dict)
+    pages: set[Page] = field(default_factory=set)
+    readings: set[Reading] = field(default_factory=set)
+    reported: dict[str, Job] = field(default_factory=dict)
+    """What was reported last of each workload, by its key."""
+
+    def report(self, key: str, job: Job) -> None:
+        """A workload as a report has it; what the report leaves out stays."""
+        known = self.reported.get(key, job)
+        self.reported[key] = job._replace(
+            user=job.user or known.user,
+            account=job.account or known.account,
+            name=job.name or known.name,
+        )
 
 
 class Place(NamedTuple):
@@ -198,6 +278,23 @@ class Key(NamedTuple):
     model: str
     node: str
     currency: str
+
+
+class JobKey(NamedTuple):
+    """What a workload pays is told apart by; `is_time`: for time, and not for its nodes."""
+
+    day: int
+    job: str
+    owner: tuple[str, ...]
+    pool: str
+    model: str
+    currency: str
+    is_time: bool
+
+
+def activity_of(ms: int) -> tuple[int, int, int]:
+    """What worlds say of time that was held: a half of it busy, a third idle, the rest unknown."""
+    return ms // 2, ms // 3, ms - ms // 2 - ms // 3
 
 
 # GPU-nanoseconds and micro-units; 0 of these where there is no rate.
@@ -419,22 +516,39 @@ UNOBSERVED: Holder = (3, "", "", None)
 NodeHolder = tuple[str, tuple[str, ...], str, str, str]  # state, owner, workload's key, pool, model
 
 
-def shares_of(start: int, end: int, spans: Sequence[Window]) -> list[tuple[Holder, int]]:
-    """Who had how many milliseconds of a rating interval, in the order in which remainders are
-    given.
+Activity = tuple[int, int, int]  # busy, idle and unknown
+
+
+def shares_of(
+    start: int, end: int, spans: Sequence[Window]
+) -> list[tuple[Holder, tuple[int, Activity]]]:
+    """Who had how many milliseconds of a rating interval, and what the accelerator did in them, in
+    the order in which remainders are given.
     """
     found: dict[Holder, int] = defaultdict(int)
+    active: dict[Holder, Activity] = defaultdict(lambda: (0, 0, 0))
     for first, last, seen in spans[bisect_right(spans, start, key=lambda span: span[1]) :]:
         if first >= end:
             break
         length = min(last, end) - max(first, start)
         if not seen.holders:
             found[STATES.index(seen.state), "", "", None] += length
-        for (job, _), part in zip(
+        for (job, ms), part in zip(
             seen.holders, split(length, [ms for _, ms in seen.holders]), strict=True
         ):
-            found[0, job.key(seen.node), json.dumps([job[:-1], sorted(job.tags)]), job] += part
-    return sorted(found.items(), key=lambda item: item[0][:3])
+            holder = 0, job.key(seen.node), json.dumps([job[:-1], sorted(job.tags)]), job
+            found[holder] += part
+            active[holder] = added(active[holder], split(part, activity_of(ms)))
+    return sorted(
+        ((holder, (ms, active[holder])) for holder, ms in found.items()),
+        key=lambda item: item[0][:3],
+    )
+
+
+def added(first: Sequence[int], second: Sequence[int]) -> Activity:
+    """Both together, kind by kind."""
+    busy, idle, unknown = (one + other for one, other in zip(first, second, strict=True))
+    return busy, idle, unknown
 
 
 def owner_of(job: Job, pool: str, node: str, at: int, rules: Sequence[Rule]) -> tuple[str, ...]:
@@ -496,6 +610,12 @@ class Rating:
         self.on_nodes: dict[tuple[str, int, int], dict[NodeHolder, int]] = defaultdict(
             lambda: defaultdict(int)
         )
+        self.jobs: dict[JobKey, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        """Micro-units and busy, idle and unknown time of workloads."""
+        self.held: dict[tuple[str, int], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        """Milliseconds that a workload held in an hour, by accelerator."""
+        self.adjusted: dict[tuple[int, tuple[object, ...]], int] = defaultdict(int)
+        """What policies added to an owner's cost of a day in a pool, model and currency."""
 
     def rating_intervals(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
         """A time's part of each rating interval, with its beginning: UTC hours, cut by prices,
@@ -539,12 +659,17 @@ class Rating:
 
         Choice: what comes back to the same place within an interval is rated as one.
         """
-        found: dict[tuple[int, Place], dict[Holder, int]] = defaultdict(lambda: defaultdict(int))
+        found: dict[tuple[int, Place], dict[Holder, tuple[int, Activity]]] = defaultdict(
+            lambda: defaultdict(lambda: (0, (0, 0, 0)))
+        )
         for one in places:
             for rating_interval, start, end in self.rating_intervals(one.start, one.end):
                 parts = shares_of(start, end, spans.get(one.uuid, []))
-                for holder, ms in [*parts, (rest, end - start - sum(ms for _, ms in parts))]:
-                    found[rating_interval, one._replace(start=0, end=0)][holder] += ms
+                left = end - start - sum(ms for _, (ms, _) in parts)
+                held = found[rating_interval, one._replace(start=0, end=0)]
+                for holder, (ms, active) in [*parts, (rest, (left, (0, 0, left)))]:
+                    before = held[holder]
+                    held[holder] = before[0] + ms, added(before[1], active)
         for (rating_interval, place), held in found.items():
             self.add(
                 rating_interval,
@@ -552,15 +677,19 @@ class Rating:
                 sorted(held.items(), key=lambda part: (part[0] == rest, part[0][:3])),
             )
 
-    def add(self, start: int, one: Place, parts: Sequence[tuple[Holder, int]]) -> None:
+    def add(
+        self, start: int, one: Place, parts: Sequence[tuple[Holder, tuple[int, Activity]]]
+    ) -> None:
         """Rate one interval; `round` takes a half to the even micro-unit."""
         price = self.price(one.pool, one.model, one.node, start)
         rate = Fraction(price.rate if price else 0)
-        cost = round(Fraction(one.share * sum(ms for _, ms in parts), WHOLE * HOUR) * rate * WHOLE)
+        cost = round(
+            Fraction(one.share * sum(ms for _, (ms, _) in parts), WHOLE * HOUR) * rate * WHOLE
+        )
         day = self.days[bisect_right(self.days, start) - 1]
         currency = "" if price is None else price.currency
-        for ((state, _, _, job), ms), micro in zip(
-            parts, split(cost, [ms for _, ms in parts]), strict=True
+        for ((state, _, _, job), (ms, active)), micro in zip(
+            parts, split(cost, [ms for _, (ms, _) in parts]), strict=True
         ):
             owner = None if job is None else self.payer(job, one, start)
             amounts = self.bill[
@@ -568,6 +697,15 @@ class Rating:
             ]
             amounts[0] += one.share * ms
             amounts[1] += micro
+            if job is not None and owner is not None:
+                key = job.key(one.node)
+                of_job = self.jobs[
+                    JobKey(day, key, owner, one.pool, one.model, currency, is_time=True)
+                ]
+                for at, more in enumerate((micro, *(one.share * part for part in active))):
+                    of_job[at] += more
+                if one.device:
+                    self.held[key, start - start % HOUR][one.uuid] += ms
             if one.device:
                 # Choice: of equal remainders of a node's hour, first the states by name, then
                 # owners and workloads.

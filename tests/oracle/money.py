@@ -19,12 +19,15 @@ from oracle.model import (
     Bill,
     Entry,
     Facts,
+    JobKey,
     Key,
     NodeCost,
     Place,
     Policy,
     Rating,
+    Server,
     Sighting,
+    Tenant,
     bill_of_time,
     midnight,
     model_match,
@@ -46,14 +49,20 @@ class Held(NamedTuple):
 
 def bill_of(facts: Facts, first: dt.date, last: dt.date) -> tuple[Bill, list[tuple[str, Sighting]]]:
     """The bill of the days from `first` to before `last`, and the claims that are refused."""
-    rating, places, refused = bill_of_time(facts, first, last)
-    add_node_costs(rating, places)
-    add_adjustments(rating)
+    rating, refused = rated(facts, first, last)
     bill = {key: (ns, micro) for key, (ns, micro) in rating.bill.items() if ns or micro}
     return bill, refused
 
 
-def holds(what: NodeCost | Policy, day: dt.date) -> bool:
+def rated(facts: Facts, first: dt.date, last: dt.date) -> tuple[Rating, list[tuple[str, Sighting]]]:
+    """The rating of some days with all that is charged beside time, and the refused claims."""
+    rating, places, refused = bill_of_time(facts, first, last)
+    add_node_costs(rating, places)
+    add_adjustments(rating)
+    return rating, refused
+
+
+def holds(what: NodeCost | Policy | Server | Tenant, day: dt.date) -> bool:
     """Whether a declaration holds on a day of the bill."""
     return (what.first is None or what.first <= day) and (what.last is None or day < what.last)
 
@@ -79,7 +88,7 @@ def add_node_costs(rating: Rating, places: Sequence[Place]) -> None:
         for cost in costs_of(facts, node, {pool for *_, pool in there}, date_of(day, facts.zone)):
             micro = round(Fraction(present, HOUR) * Fraction(cost.rate) * WHOLE)
             ordered = sorted(holders.items())
-            for ((state, owner, _, pool, model), _), part in zip(
+            for ((state, owner, job, pool, model), _), part in zip(
                 ordered, split(micro, [ns for _, ns in ordered]), strict=True
             ):
                 key = Key(
@@ -92,6 +101,10 @@ def add_node_costs(rating: Rating, places: Sequence[Place]) -> None:
                     cost.currency,
                 )
                 rating.bill[key][1] += part
+                if job:
+                    rating.jobs[JobKey(day, job, owner, pool, model, cost.currency, is_time=False)][
+                        0
+                    ] += part
 
 
 def union(spans: Sequence[tuple[int, int, str]]) -> int:
@@ -137,6 +150,7 @@ def add_adjustments(rating: Rating) -> None:
             rating.bill[Key(day, where.owner, kind, where.pool, where.model, "", where.currency)][
                 1
             ] += micro
+            rating.adjusted[day, where] += micro
         for where, (ns, _) in held[day].items():
             volumes[where] += ns
     for entry in facts.entries:

@@ -17,6 +17,7 @@ from oracle.model import (
     DAY,
     HOUR,
     WHOLE,
+    Asked,
     Dispute,
     Entry,
     Facts,
@@ -30,6 +31,7 @@ from oracle.model import (
     Sighting,
     midnight,
 )
+from oracle.tenants import Tenants
 
 MINUTE = 60_000
 EARLY = 1_577_836_800_000
@@ -80,9 +82,10 @@ class Batch(NamedTuple):
 
 Step = tuple[str, object]
 """What is told, with what it brings: batch, import, doubled, second, replaced, slip, inventory,
-prices, rules, nodes, policies, entry, true_up, declared, dispute, close or look.
+prices, rules, nodes, policies, entry, true_up, declared, dispute, close or look; servers, refused,
+csv, post, page or readings.
 """
-FREE = ("batch", "import")
+FREE = ("batch", "import", "csv", "post", "page", "readings")
 """What may be told in any order."""
 
 
@@ -96,14 +99,31 @@ class World:
     last: dt.date
     steps: list[Step] = field(default_factory=list)
 
-    def facts(self) -> Facts:
-        """All evidence, and the declarations in their order."""
+    def facts(self, until: int | None = None) -> Facts:
+        """All evidence, and the declarations in their order; of the first steps, or of all."""
         found = Facts(self.zone)
-        for kind, what in self.steps:
+        for kind, what in self.steps[:until]:
             if kind == "batch":
                 found.sightings |= set(what.sightings)
+                for one in what.sightings:
+                    for job, _ in one.holders:
+                        found.report(job.key(what.node), job)
             elif kind in ("import", "doubled"):
                 found.imports |= {one.id: one for one in what}
+                for one in what:
+                    found.report(one.job.key(""), one.job)
+            elif kind == "servers":
+                found.servers, found.tenants = what
+            elif kind in ("csv", "post"):
+                for one in what:
+                    key = one.asker.gateway, one.id
+                    found.asked[key] = max(one, found.asked.get(key, one), key=rank_of)
+            elif kind == "page":
+                found.pages |= set(what)
+            elif kind == "readings":
+                found.readings |= set(what)
+                for one in what:
+                    found.report(one.job.key(one.node), one.job)
             elif kind == "dispute":
                 found.disputes.append(what)
             elif kind == "inventory":
@@ -130,6 +150,11 @@ def price_key(one: Price) -> tuple[object, ...]:
     return one.pool, one.model, one.purchase, one.node, one.start
 
 
+def rank_of(one: Asked) -> tuple[object, ...]:
+    """Of two contents of one record the greater holds."""
+    return one.tokens, one.end, one.start, one.asker
+
+
 def twin(world: World, seed: int) -> World:
     """The same world told otherwise: evidence in any order, declarations in theirs, other looks."""
     rng = random.Random(seed)
@@ -137,7 +162,7 @@ def twin(world: World, seed: int) -> World:
     ordered: list[Step] = []
     free: list[Step] = []
     for kind, what in world.steps:
-        is_free = kind in FREE and (kind == "batch" or again.count(what[0].id) == 1)
+        is_free = kind in FREE and (kind != "import" or again.count(what[0].id) == 1)
         # What is refused beside an import would be taken before it.
         if kind not in ("look", "second"):
             (free if is_free else ordered).append((kind, what))
@@ -214,6 +239,7 @@ class Maker:
         for _ in range(rng.choice((0, 1, 2))):
             made.steps.insert(rng.randint(0, len(made.steps)), ("look", self.chance(0.5)))
         Money(self, made.steps).declare()
+        Tenants(self, made.steps).declare()
         return made
 
     # What happens.
