@@ -188,7 +188,7 @@ def costs_of_day(
     rows = {
         key: tuple(values)
         for key, values in rating.jobs.items()
-        if key.day == day and key.currency and key.job in chosen
+        if key.day == day and key.job in chosen
     }
     for (at, where), micro in rating.adjusted.items():
         if at != day:
@@ -229,6 +229,8 @@ def of_server(
             entry[1] += busy + unknown
             entry[2] += idle
     whole = [sum(entry[at] for entry in found.values()) for at in (1, 2)]
+    # Time without a price costs nothing here.
+    found.pop("", None)
     return {
         currency: (cost, *((used, idle) if used or idle else whole))
         for currency, (cost, used, idle) in found.items()

@@ -41,7 +41,12 @@ from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period
 from gpuledger_collector.accounting.reserved_names import booked_name, escape_name
 from gpuledger_collector.accounting.unit_cost import count_by_hour
 from gpuledger_collector.storage.billing import inference, periods
-from gpuledger_collector.storage.billing.inference import WorkloadDay, WorkloadHour
+from gpuledger_collector.storage.billing.inference import (
+    UNPRICED,
+    PlaceCost,
+    WorkloadDay,
+    WorkloadHour,
+)
 from gpuledger_collector.storage.ledger import token_usage, workloads, zones
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_common.largest_remainder import split_signed
@@ -136,7 +141,10 @@ def read_days(connection: Connection, period: Period) -> InferenceDays:
         part = month.clip(period)
         if part is None:
             continue
-        if closed_ms is not None and month.start_ms in kept:
+        # Of a month whose servers had neither cost nor tokens at its close nothing was written.
+        if closed_ms is not None and (
+            month.start_ms in kept or inference.SERVERS.in_force(connection, closed_ms)
+        ):
             answer.lines += inference.read_closed_lines(connection, part)
             answer.servers += inference.read_closed_servers(connection, part)
             answer.kept.append(name)
@@ -193,7 +201,7 @@ def split_period(connection: Connection, period: Period, declared_ms: int | None
         date = dates[day.start_ms]
         for number, server in enumerate(servers):
             if server.holds_on(date):
-                ids = answered.workloads_on(number, date)
+                ids = answered.workloads_on(number, day.start_ms)
                 _split_server(
                     answer,
                     server,
@@ -451,46 +459,83 @@ class _Answered:
         ids = inference.list_charged_workloads(connection, period)
         self._matching = _match_workloads(connection, servers, ids)
         chosen = sorted(set().union(*self._matching))
-        self._by_date: dict[dt.date, list[set[int]]] = {}
+        self._charged_on: dict[int, list[set[int]]] = {}
+        self._answered_on: dict[int, list[set[int]]] = {}
         self._twice: set[tuple[int, tuple[str, ...]]] = set()
         self._unpriced_ns = inference.count_unpriced(connection, period, chosen) if chosen else 0
         self._days: dict[int, list[WorkloadDay]] = defaultdict(list)
         for row in inference.read_workload_days(connection, period, chosen) if chosen else ():
             self._days[row.day_ms].append(row)
-        self._adjusted = _adjustments(connection, period, self._days) if chosen else {}
         self._counts = [
             inference.read_model_counts(connection, period, sorted(own), server.served_model)
             for server, own in zip(servers, self._matching, strict=True)
         ]
-        self._day_of = _DayStarts(zones.calendar(connection))
+        self._calendar = zones.calendar(connection)
+        self._day_of = _DayStarts(self._calendar)
         self._held: dict[tuple[int, int], list[WorkloadHour]] = defaultdict(list)
-        self._seen_workloads: set[int] = set()
         for hour in inference.read_workload_hours(connection, period, chosen) if chosen else ():
             self._held[hour.workload_id, self._day_of[hour.hour_ms]].append(hour)
-            self._seen_workloads.add(hour.workload_id)
         self._by_day: dict[tuple[int, int], _CountsByDay] = {}
+        places = inference.read_adjusted_places(connection, period) if chosen else []
+        self._adjusted = self._adjustments(places)
 
-    def workloads_on(self, number: int, date: dt.date) -> set[int]:
-        """The workloads of a server on a date; those of two servers are nobody's."""
-        if date not in self._by_date:
-            holding = [
-                own if server.holds_on(date) else set()
-                for server, own in zip(self._servers, self._matching, strict=True)
-            ]
-            count = Counter(workload_id for own in holding for workload_id in own)
+    def workloads_on(self, number: int, day_ms: int) -> set[int]:
+        """The workloads of a server that were charged on a day; those of two servers are nobody's.
+
+        Only of the day: what is said of it does not depend on the period that is asked for.
+        """
+        if day_ms not in self._answered_on:
+            matching = self._matching_on(day_ms)
+            count = Counter(workload_id for own in matching for workload_id in own)
             twice = {workload_id for workload_id, times in count.items() if times > 1}
             for workload_id in twice:
                 names = sorted(
                     server.name
-                    for server, own in zip(self._servers, holding, strict=True)
+                    for server, own in zip(self._servers, matching, strict=True)
                     if workload_id in own
                 )
                 self._twice.add((workload_id, tuple(names)))
-            self._by_date[date] = [own - twice for own in holding]
-        return self._by_date[date][number]
+            self._answered_on[day_ms] = [own - twice for own in matching]
+        return self._answered_on[day_ms][number]
+
+    def _matching_on(self, day_ms: int) -> list[set[int]]:
+        """The workloads that were charged on a day, by server that holds on it."""
+        if day_ms not in self._charged_on:
+            date = self._calendar.date_of(day_ms)
+            charged = {row.workload_id for row in self._days.get(day_ms, ()) if row.is_time}
+            self._charged_on[day_ms] = [
+                own & charged if server.holds_on(date) else set()
+                for server, own in zip(self._servers, self._matching, strict=True)
+            ]
+        return self._charged_on[day_ms]
+
+    def _adjustments(self, places: Iterable[PlaceCost]) -> dict[WorkloadDay, int]:
+        """What policies added to workloads: their part of what was added to their place on that
+        day, in proportion to cost, by largest remainder.
+        """
+        adjusted: dict[WorkloadDay, int] = {}
+        for place in places:
+            ids = set().union(*self._matching_on(place.day_ms))
+            own = [
+                row
+                for row in self._days.get(place.day_ms, ())
+                if row.is_time
+                and row.workload_id in ids
+                and (row.owner_id, row.pool, row.gpu_model, row.currency)
+                == (place.owner_id, place.pool, place.gpu_model, place.currency)
+            ]
+            weights = [max(row.cost_micro, 0) for row in own]
+            rest = max(place.held_micro - sum(weights), 0)
+            if any(weights):
+                parts = split_signed(place.adjusted_micro, [*weights, rest])
+                adjusted |= dict(zip(own, parts, strict=False))
+        return adjusted
 
     def costs_on(self, day_ms: int, ids: set[int]) -> dict[str, ServerCost]:
-        """What the workloads of a server cost on a day, by currency."""
+        """What the workloads of a server cost on a day, by currency.
+
+        A currency in which nodes alone cost is divided by all that the accelerators did.
+        """
         sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
         for row in self._days.get(day_ms, ()):
             if row.workload_id in ids:
@@ -499,7 +544,12 @@ class _Answered:
                 entry[1] += row.busy_ns
                 entry[2] += row.idle_ns
                 entry[3] += row.unknown_ns
-        return {currency: ServerCost(*entry) for currency, entry in sums.items()}
+        activity = [sum(entry[at] for entry in sums.values()) for at in (1, 2, 3)]
+        sums.pop(UNPRICED, None)
+        return {
+            currency: ServerCost(micro, *(own if any(own) else activity))
+            for currency, (micro, *own) in sums.items()
+        }
 
     def hour_costs_on(self, day: Period, ids: set[int]) -> dict[str, dict[int, int]]:
         """What the workloads of a server cost in each hour of a day, by currency: the day of each
@@ -508,7 +558,7 @@ class _Answered:
         hours = _hours_of(day)
         costs: dict[str, dict[int, int]] = {}
         for row in self._days.get(day.start_ms, ()):
-            if row.workload_id in ids:
+            if row.workload_id in ids and row.currency != UNPRICED:
                 held = {
                     hour.hour_ms: hour.held_ms
                     for hour in self._held.get((row.workload_id, day.start_ms), ())
@@ -531,9 +581,10 @@ class _Answered:
             for counter, hours in counted.items():
                 is_known = True
                 tokens[counter] += sum(units for units, _ in hours.values())
-            if workload_id not in self._seen_workloads:
+            hours_held = self._held.get((workload_id, day.start_ms), ())
+            if not hours_held:
                 uncovered_ms += day.ms
-            for hour in self._held.get((workload_id, day.start_ms), ()):
+            for hour in hours_held:
                 covered_ms = min(
                     counted.get(counter, {}).get(hour.hour_ms, (0, 0))[1]
                     for counter in TOKEN_COUNTERS
@@ -618,30 +669,6 @@ def with_job(workload: WorkloadFacts) -> WorkloadFacts:
     return replace(workload, tags={**workload.tags, "job": number})
 
 
-def _adjustments(
-    connection: Connection, period: Period, days: Mapping[int, Sequence[WorkloadDay]]
-) -> dict[WorkloadDay, int]:
-    """What policies added to workloads: their part of what was added to their place on that day, in
-    proportion to cost, by largest remainder.
-    """
-    adjusted: dict[WorkloadDay, int] = {}
-    for place in inference.read_adjusted_places(connection, period):
-        own = [
-            row
-            for row in days.get(place.day_ms, ())
-            if row.is_time
-            and (row.owner_id, row.pool, row.gpu_model, row.currency)
-            == (place.owner_id, place.pool, place.gpu_model, place.currency)
-        ]
-        weights = [max(row.cost_micro, 0) for row in own]
-        rest = max(place.held_micro - sum(weights), 0)
-        if not any(weights):
-            continue
-        parts = split_signed(place.adjusted_micro, [*weights, rest])
-        adjusted |= dict(zip(own, parts, strict=False))
-    return adjusted
-
-
 def _hours_of(day: Period) -> list[int]:
     """The begins of the hours of a day."""
     return [piece.start_ms - piece.start_ms % HOUR_MS for piece in day.hours()]
@@ -673,7 +700,7 @@ def _read_hours(connection: Connection, split: _SplitPeriod, hours: _SplitHours)
         for number, server in enumerate(servers):
             if server.holds_on(date):
                 hours.weights[server.name, day.start_ms] = server.token_weights
-                ids = split.answered.workloads_on(number, date)
+                ids = split.answered.workloads_on(number, day.start_ms)
                 for currency, costs in split.answered.hour_costs_on(day, ids).items():
                     hours.costs[server.name, day.start_ms, currency] = costs
 

@@ -88,9 +88,9 @@ def ask(fleet, *rows):
     )
 
 
-def count(fleet, prompt, generated, part="engine=0,model_name=Qwen3-32B"):
+def count(fleet, prompt, generated, part="engine=0,model_name=Qwen3-32B", workload=1):
     """Counters of the server that begin at zero and end there, read by the minute for ten hours."""
-    workload = fleet.workload(1)
+    workload = fleet.workload(workload)
     with fleet.connection.transaction():
         counters.store_readings(
             fleet.connection,
@@ -147,6 +147,35 @@ def test_the_bill_does_not_change(served, run, apply):
     assert run("chargeback", *PERIOD, "--by", "team,workload", "--format", "csv") == before
     assert costs(run) == {"t-vision": "72.00"}
     assert run("chargeback", *PERIOD, "--by", "team,workload", "--format", "csv") == before
+
+
+def test_what_nodes_cost_in_another_currency_is_divided_by_what_gpus_did(served, run, apply):
+    """Ten node-hours at 1 EUR beside 72 USD of time, half of it idle."""
+    ask(served, (VISION, 1, 300, 0, 0))
+    node = '\n[[node_cost]]\nname = "cpu"\nprice_per_node_hour = 1\ncurrency = "EUR"\n'
+    declared = DECLARED.replace("weights =", 'idle = "platform"\nweights =')
+    assert apply(declared + node)[0] == 0
+    cost = {(row["tenant"], row["currency"]): row["cost"] for row in rows(run, "--by", "tenant")}
+    assert cost["t-vision", "USD"] == cost["(idle)", "USD"] == "36.00"
+    assert cost["t-vision", "EUR"] == cost["(idle)", "EUR"] != ""
+
+
+def test_a_day_is_split_alike_whatever_period_is_asked_for(served, run, apply):
+    """Another workload of the server counts tokens on the first day, and is charged on the second."""
+    served.workload(2, app="qwen", team="platform")
+    for number in (1, 2):
+        served.capacity(number, DAY, 2 * DAY)
+    served.evidence([Held(1, 2, DAY, DAY + HOUR, busy=HOUR, idle=0)])
+    count(served, 400, 0)
+    count(served, 5_000, 0, workload=2)
+    ask(served, (VISION, 1, 300, 0, 0))
+    assert apply(DECLARED)[0] == 0
+    expected = [("t-vision", "54.00"), ("(nobody)", "18.00")]
+    for last in ("2025-10-02", "2025-10-03"):
+        period = ("--from", "2025-10-01", "--to", last)
+        lines = rows(run, "--by", "day,tenant", period=period)
+        first = [(row["tenant"], row["cost"]) for row in lines if row["day"] == "2025-10-01"]
+        assert first == expected, last
 
 
 def test_tokens_that_only_the_server_saw_are_nobodys(served, run, apply):
@@ -418,6 +447,16 @@ def test_a_month_whose_close_kept_no_split_is_split_by_what_is_known_now(served,
     assert apply(DECLARED)[0] == 0
     assert costs(run) == {"t-vision": "72.00"}
     assert "2025-10: its close kept no split of its servers" in notes(run)
+
+
+def test_a_month_that_was_closed_with_nothing_to_split_stays(served, run, apply):
+    """Its servers had no workload and no tokens: tokens that come later are not in it."""
+    assert apply(DECLARED.replace('app = "qwen"', 'app = "other"'))[0] == 0
+    month = ("--period", "2025-10")
+    assert run("close", *month, "--allow-unpriced")[0] == 0
+    ask(served, (VISION, 1, 300, 0, 75))
+    assert rows(run) == []
+    assert rows(run, command="servers") == []
 
 
 def test_a_closed_month_stays(served, run, apply):

@@ -20,6 +20,8 @@ from gpuledger_collector.storage.rows import select, select_as, select_value, se
 
 SERVERS = DatedTable("inference_server", SharedServer, "name, from_on NULLS FIRST, id")
 TENANTS = DatedTable("inference_tenant", TenantOwner, "gateway, tenant, from_on NULLS FIRST, id")
+UNPRICED = ""
+"""The currency of what has no price."""
 _DAYS = "day_ms >= %(start)s AND day_ms < %(end)s"
 
 
@@ -27,7 +29,8 @@ _DAYS = "day_ms >= %(start)s AND day_ms < %(end)s"
 class WorkloadDay:
     """What a workload cost on a day in one currency and at one place.
 
-    `is_time`: of GPU-time; else its share of what nodes cost.
+    `currency`: `UNPRICED` of time without a price. `is_time`: of GPU-time; else its share of what
+    nodes cost.
     """
 
     day_ms: int
@@ -109,15 +112,17 @@ def count_unpriced(connection: Connection, period: Period, ids: Sequence[int]) -
 def read_workload_days(
     connection: Connection, period: Period, ids: Sequence[int]
 ) -> list[WorkloadDay]:
-    """What workloads were charged for days of a period, as booked, without corrections."""
+    """What workloads were charged for days of a period, as booked, without corrections; by day and
+    key of the workload.
+    """
     rows = select(
         connection,
-        "SELECT day_ms, workload_id, owner_id, pool, gpu_model, currency, node_cost_id IS NULL AS"
-        " is_time, sum(cost_micro)::bigint AS cost_micro, sum(busy_ns)::numeric AS busy_ns,"
-        " sum(idle_ns)::numeric AS idle_ns, sum(unknown_ns)::numeric AS unknown_ns FROM charge"
-        f" WHERE {_DAYS} AND workload_id = ANY(%(ids)s) AND currency IS NOT NULL"
-        " AND cost_micro IS NOT NULL GROUP BY 1, 2, 3, 4, 5, 6, 7"
-        " ORDER BY 1, 2, 4, 5, 6, 7, 3",
+        "SELECT c.* FROM (SELECT day_ms, workload_id, owner_id, pool, gpu_model, coalesce(currency,"
+        " '') AS currency, node_cost_id IS NULL AS is_time, coalesce(sum(cost_micro), 0)::bigint AS"
+        " cost_micro, sum(busy_ns)::numeric AS busy_ns, sum(idle_ns)::numeric AS idle_ns,"
+        f" sum(unknown_ns)::numeric AS unknown_ns FROM charge WHERE {_DAYS} AND workload_id ="
+        " ANY(%(ids)s) GROUP BY 1, 2, 3, 4, 5, 6, 7) c JOIN workload w ON w.id = c.workload_id"
+        " ORDER BY c.day_ms, w.key, c.pool, c.gpu_model, c.currency, c.is_time",
         {"start": period.start_ms, "end": period.end_ms, "ids": list(ids)},
     )
     return [
