@@ -86,7 +86,11 @@ class Tenants:
         return first, self.rng.choice((None, first + dt.timedelta(days=self.rng.randint(1, 3))))
 
     def servers(self) -> tuple[Server, ...]:
-        """Servers of one or several jobs; two may have one model, or one job."""
+        """Servers of one or several jobs; two may have one model, or one job.
+
+        Named by what stays the same of a job: workloads match as they were reported last, and
+        which report that is a collector does not know of batches that come out of order.
+        """
         rng = self.rng
         jobs = rng.sample(sorted(self.maker.jobs), 5)
         found = []
@@ -98,8 +102,8 @@ class Tenants:
                     (("job", "i*"),),
                     (("user", "ada"),),
                     (("kind", "process"),),
-                    (("team", "bravo"),),
-                    (("tier", "gold"), ("kind", "slurm")),
+                    (("team", "bravo"), ("kind", "imported")),
+                    (("account", "ml-*"),),
                     (("job", f"j[{jobs[number][1]}{jobs[4][1]}]"),),
                 )
             )

@@ -102,14 +102,10 @@ class World:
     def facts(self, until: int | None = None) -> Facts:
         """All evidence, and the declarations in their order; of the first steps, or of all."""
         found = Facts(self.zone)
-        known: set[tuple[str, int]] = set()
         for kind, what in self.steps[:until]:
             if kind == "batch":
                 found.sightings |= set(what.sightings)
-                # A batch that comes again reports nothing anew.
-                is_again = (what.node, what.seq) in known
-                known.add((what.node, what.seq))
-                for one in () if is_again else what.sightings:
+                for one in what.sightings:
                     for job, _ in one.holders:
                         found.report(job.key(what.node), job)
             elif kind in ("import", "doubled"):
