@@ -12,20 +12,26 @@ from oracle.model import (
     DAY,
     HOUR,
     WHOLE,
+    Asked,
+    Asker,
     Dispute,
     Entry,
     Import,
     Job,
     Policy,
     Price,
+    Reading,
     Row,
     Rule,
+    Server,
     Sighting,
+    Tenant,
     midnight,
 )
-from oracle.worlds import EARLY, Batch, Step, World
+from oracle.worlds import EARLY, MINUTE, Batch, Step, World
 
 AUGUST, SEPTEMBER = (midnight(dt.date(2024, month, 1), "UTC") for month in (8, 9))
+CHECKED = "authenticated"
 H100 = "NVIDIA H100 80GB HBM3"
 TEN = ("prices", (Price("", "", "on_demand", "10", "USD", EARLY),))
 DEARER = ("prices", (Price("other", "", "on_demand", "11", "USD", EARLY),))
@@ -232,6 +238,34 @@ def back_within_an_hour() -> World:
     return world("back", TEN, *held, last=dt.date(2024, 8, 3))
 
 
+def who_asked_a_shared_server() -> World:
+    """A server that two tenants and a key without a team ask, and somebody past the gateway; its
+    counters say so. On the second day gateways counted more than it did.
+    """
+    server = Server("qwen", ("qwen*",), (("job", "j"),), weights=("1", "0.1", "4"))
+    tenants = (Tenant("", "vision", "vision"), Tenant("litellm", "nlp", "bravo"))
+    asked = tuple(
+        Asked(
+            f"r{day}-{at}",
+            Asker("litellm", tenant, "qwen3", "", trust),
+            AUGUST + day * DAY + at * HOUR,
+            AUGUST + day * DAY + at * HOUR + 90 * MINUTE,
+            (1_001 * scale, 300 * scale, 77 * scale, 1),
+        )
+        for day, scale in ((0, 1), (1, 900))
+        for at, (tenant, trust) in enumerate(
+            (("vision", CHECKED), ("nlp", CHECKED), ("", CHECKED), ("vision", "claim"))
+        )
+    )
+    job = Job("slurm", "j", "", "", "", (("team", "alpha"),))
+    readings = tuple(
+        Reading("n1", job, AUGUST + at * 10 * MINUTE, 50 * at, 7 * at) for at in range(289)
+    )
+    steps = ("servers", ((server,), tenants)), ("post", asked), ("readings", readings)
+    held = seen(AUGUST, 24), seen(AUGUST + DAY, 24)
+    return world("asked", TEN, *held, *steps, last=dt.date(2024, 8, 4))
+
+
 def true_up_to_a_bill() -> World:
     """16 hours at 10, of which the provider asks 12 each: the 32 more are split by what was held."""
     owners = [("", team, "", "", "", "") for team in ("alpha", "bravo")]
@@ -274,6 +308,7 @@ STORIES: tuple[Callable[[], World], ...] = (
     back_after_days_of_silence,
     claim_within_an_hour,
     back_within_an_hour,
+    who_asked_a_shared_server,
 )
 """Told in any order they are billed alike."""
 IN_ORDER: tuple[Callable[[], World], ...] = (true_up_to_a_bill, two_sources_of_one_job)

@@ -1,4 +1,5 @@
-"""Each fault of issue 14, put back into the code, is seen by the oracle: which story shows which.
+"""Each fault of issue 14, put back into the code, is seen by the oracle: which story shows which;
+and one of shared model servers.
 
 Of the first twelve generated worlds, undated attributes and newest tags falsify every one, boards
 without an end nine, pools by claim two (3 and 4); of the first eight, names as they are seven,
@@ -16,8 +17,10 @@ import pytest
 
 from fakes.postgres import fresh_database, postgres
 from gpuledger_collector.accounting import placement, reattribution
+from gpuledger_collector.accounting.inference_split import compare_tokens
 from gpuledger_collector.config import fields
 from gpuledger_collector.services import commitment_coverage as cover
+from gpuledger_collector.services import inference_costs
 from gpuledger_collector.storage.billing import prices as book
 from gpuledger_collector.storage.ledger import placements, rules
 from oracle import stories
@@ -106,6 +109,11 @@ def later_days_left_to_the_next(patch: Patch) -> None:
     patch.setattr(rating, "_request_later_days", lambda *_: None)
 
 
+def tokens_past_gateways(patch: Patch) -> None:
+    """What only a server counted is spread over those whom gateways know."""
+    patch.setattr(inference_costs, "compare_tokens", lambda asked, _: compare_tokens(asked, None))
+
+
 FAULTS: dict[Callable[[Patch], None], Callable[[], object]] = {
     undated_attributes: stories.share_of_one_millionth,
     pool_by_claim: stories.one_second_in_a_pool,
@@ -117,6 +125,7 @@ FAULTS: dict[Callable[[Patch], None], Callable[[], object]] = {
     rules_by_the_hour: stories.rule_at_half_past_six,
     slips_taken: stories.slips,
     later_days_left_to_the_next: stories.first_look_after_late_evidence,
+    tokens_past_gateways: stories.who_asked_a_shared_server,
 }
 
 
