@@ -42,7 +42,7 @@ model_list:
       model: hosted_vllm/{model}
       api_base: {server}/v1
       api_key: none
-litellm_settings:
+{prices}litellm_settings:
   callbacks: ["prometheus", "litellm_hooks.spend_logs"]
   num_retries: 2
 general_settings:
@@ -96,11 +96,14 @@ class LiteLLM:
     dsn: str
     port: int = field(default_factory=free_port)
     process: "subprocess.Popen[bytes] | None" = None
+    prices: dict[str, str] = field(default_factory=dict)
+    """What stands in its configuration of what a token costs."""
 
     def start(self) -> None:
         """Start it and wait until it answers."""
+        prices = "".join(f"      {name}: {price}\n" for name, price in self.prices.items())
         (self.folder / "config.yaml").write_text(
-            CONFIG.format(model=self.model, server=self.server)
+            CONFIG.format(model=self.model, server=self.server, prices=prices)
         )
         shutil.copy(Path(__file__).with_name("litellm_hooks.py"), self.folder)
         clean = {

@@ -1,6 +1,8 @@
 """LiteLLM's proxy before a model server: what it says of tokens, beside what the server did."""
 
 import json
+import subprocess
+from decimal import Decimal
 
 import psycopg
 import pytest
@@ -11,6 +13,8 @@ from fakes.litellm_proxy import Chat, LiteLLM, create_spend_logs, litellm_enviro
 from fakes.model_server import serve
 from fakes.postgres import fresh_database, postgres
 from fakes.replicas import until
+from gpuledger_collector.accounting.model_prices import ModelPrice
+from gpuledger_collector.export.model_prices import litellm_text
 
 __all__ = ["postgres"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -128,3 +132,55 @@ def test_what_litellm_says_of_tokens(stand) -> None:
     Chat(gateway.port, "sk-vision").ask("prompt=11 output=1")
     until(lambda: len(spent(gateway)) == 6)
     assert shown(gateway)["input", "vision"] == 11
+
+
+REGISTER = """
+import json, sys
+import litellm
+from litellm.types.utils import PromptTokensDetailsWrapper, Usage
+litellm.register_model(json.load(open(sys.argv[1])))
+usage = Usage(
+    prompt_tokens=1000,
+    completion_tokens=100,
+    total_tokens=1100,
+    prompt_tokens_details=PromptTokensDetailsWrapper(cached_tokens=600),
+)
+print(json.dumps(litellm.cost_per_token(model=sys.argv[2], usage_object=usage)))
+"""
+
+
+def test_litellm_prices_requests_by_our_prices(programs, postgres, tmp_path):
+    """What `prices models --format litellm` writes: as a map of models for its library, and as
+    numbers of a deployment for its proxy, whose spend is then what the tokens cost.
+    """
+    with (
+        serve(tmp_path / "server.jsonl") as server,
+        fresh_database(postgres, "template0") as dsn,
+    ):
+        model = f"hosted_vllm/{server.model}"
+        own = ModelPrice(
+            model, "qwen", Decimal("1.964600"), Decimal("0.196460"), Decimal("7.858500"), "USD"
+        )
+        file = tmp_path / "prices.json"
+        file.write_text(litellm_text([own]))
+        answer = subprocess.run(
+            [programs / "python", "-c", REGISTER, file, model],
+            env={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        costs = json.loads(answer.stdout.splitlines()[-1])
+        assert costs == pytest.approx([0.000903716, 0.00078585], rel=1e-9)
+        create_spend_logs(programs, dsn)
+        (prices,) = json.loads(file.read_text(), parse_float=str).values()
+        gateway = LiteLLM(programs, tmp_path, server.address, server.model, KEYS, dsn)
+        gateway.prices = prices
+        try:
+            gateway.start()
+            asked = Chat(gateway.port, "sk-vision").ask("prompt=1000 cached=600 output=100")
+            until(lambda: asked in spent(gateway))
+            assert spent(gateway)[asked]["spend"] == pytest.approx(0.001689566, rel=1e-9)
+        finally:
+            gateway.stop()

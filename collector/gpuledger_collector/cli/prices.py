@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from typing import Annotated
 
 from typer import Option
 
 from gpuledger_collector import wiring
+from gpuledger_collector.accounting.model_prices import COSTS, HELD
 from gpuledger_collector.accounting.problems import Problem
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.apply import days_note, no_pool_in, warn_of_regions
-from gpuledger_collector.cli.common import dry_run_note, new_app, refuse
-from gpuledger_collector.cli.output import emit_report
+from gpuledger_collector.cli.common import (
+    dry_run_note,
+    new_app,
+    refuse,
+    require_folder,
+    time_range,
+)
+from gpuledger_collector.cli.output import emit_report, report_text, terminal_width, write_text
 from gpuledger_collector.cli.session import Session, ledger_command
+from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.config.model import Record
 from gpuledger_collector.config.prices import DeclaredPrice
+from gpuledger_collector.export.model_prices import MODEL_PRICES, currency_notes, litellm_text
 from gpuledger_collector.export.prices import PRICES, choice_text, commitment_text, explain_rates
 from gpuledger_collector.services.imports import Writing, import_prices
+from gpuledger_collector.services.model_prices import UnknownServer, read_model_prices
 from gpuledger_collector.services.price_book import list_prices as read_book
 from gpuledger_common.plurals import plural
 
 app = new_app(
     name="prices", help="The price book: dated rates, versions never edited.", no_args_is_help=True
 )
+
+
+class ModelPriceFormat(enum.StrEnum):
+    """Forms of prices of models."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+    litellm = "litellm"
 
 
 @app.command("list", epilog="Example: gpuledger prices list --format csv > prices.csv")
@@ -126,3 +146,61 @@ def set_price(
         else "is the same as before"
     )
     print(f"the rate {verdict}; {days_note(outcome)}" + dry_run_note(dry_run))
+
+
+@app.command(
+    "models",
+    epilog=(
+        "Example: gpuledger prices models --period 2026-10 --format litellm -o model-prices.json"
+    ),
+)
+@ledger_command
+def list_models(
+    session: Session,
+    cost: Annotated[
+        str,
+        Option("--cost", help="held: all of a server's cost; used: without idle time."),
+    ] = HELD,
+    server: Annotated[
+        str, Option("--server", metavar="NAME", help="Only models that this server answered.")
+    ] = "",
+    period: options.PeriodName = None,
+    start: options.FirstDay = None,
+    end: options.LastDay = None,
+    days: options.LastDays = None,
+    form: Annotated[
+        ModelPriceFormat, Option("--format", help="Form of the output.")
+    ] = ModelPriceFormat.table,
+    output: options.Output = None,
+) -> None:
+    """List what a million tokens of each model cost on our own servers.
+
+    --format litellm writes prices of a token by model, as LiteLLM takes them. A model whose price
+    is not known is not in the list, and a sentence says why.
+    """
+    if cost not in COSTS:
+        refuse(f"--cost: {cost!r} is not one of {', '.join(COSTS)}")
+    require_folder(output)
+    span = session.rate_range(time_range(period, start, end, days))
+    with session.database.transaction(read_only=True) as connection:
+        try:
+            answer = read_model_prices(connection, span, cost, server)
+        except UnknownServer as error:
+            refuse(f"--server: {error}")
+    prices, notes = answer.prices, list(answer.notes)
+    if form is ModelPriceFormat.litellm:
+        currencies = sorted({price.currency for price in prices})
+        if len(currencies) > 1:
+            refuse(
+                f"prices are in {' and '.join(currencies)}, and LiteLLM adds all of them up:"
+                " choose a --server"
+            )
+        notes = [*currency_notes(prices), *notes]
+        write_text(litellm_text(prices), output)
+    else:
+        width = terminal_width() if output is None else None
+        listed = report_text(options.Format(form.value), MODEL_PRICES, prices, width)
+        write_text(listed, output)
+    for note in notes:
+        # Beside a file or a page for programs, sentences are for people.
+        say(note, error=form is not ModelPriceFormat.table)

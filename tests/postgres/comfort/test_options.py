@@ -93,6 +93,7 @@ TELLS = {
     "plan storage",
     "plan training",
     "prices list",
+    "prices models",
     "privacy show",
     "profiles check",
     "profiles list",

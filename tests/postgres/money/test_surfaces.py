@@ -318,6 +318,7 @@ ELSEWHERE = {
     "start": "test_start.py: ends with the chargeback",
     "demo": "tests/journeys/test_demo.py",
     "prices list": "rates, as they were declared",
+    "prices models": "tests/postgres/inference: the prices of `inference servers`",
     "inference list": "tests/postgres/inference: adds up to what its servers cost",
     "inference servers": "tests/postgres/inference: what the workloads of a server were charged",
     "plan capacity": "tests/unit: estimates of a plan that is given",
