@@ -61,8 +61,8 @@ _CountsByDay = dict[int, dict[str, dict[int, tuple[int, int]]]]
 
 @dataclass(frozen=True, slots=True)
 class InferenceAnswer:
-    """What shared servers cost in a period: lines by tenant, sums of servers, and what moves
-    nothing, in sentences.
+    """What shared servers cost in a period: lines by tenant, their sums by currency, sums of
+    servers, and what moves nothing, in sentences.
 
     A viewer is answered its own owner's lines alone.
     """
@@ -70,6 +70,22 @@ class InferenceAnswer:
     lines: Sequence[GroupedLine]
     servers: Sequence[ServerSummary]
     notes: Sequence[str]
+    totals: Sequence[GroupedLine]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Lines of servers and models with these texts in their names, in any case; empty: of all."""
+
+    server: str = ""
+    model: str = ""
+
+    def holds(self, line: InferenceLine) -> bool:
+        """Whether a line is one of them. What nobody asked for is of no model."""
+        return (
+            self.server.casefold() in line.server.casefold()
+            and self.model.casefold() in line.claimant.model.casefold()
+        )
 
 
 class NoHours(ValueError):
@@ -105,9 +121,10 @@ def read_inference(
     period: Period,
     keys: Sequence[str],
     viewer: Mapping[str, str] | None = None,
+    chosen: Chosen | None = None,
 ) -> InferenceAnswer:
     """What tenants of shared servers pay for a period, grouped by keys; for a viewer the lines of
-    its owner alone.
+    its owner alone, and narrowed to chosen servers and models.
 
     All lines are read: what one tenant pays depends on the tokens of all. Raises NoHours for hours
     of a closed month: evidence that came later would change them.
@@ -121,6 +138,8 @@ def read_inference(
     lines = days.lines
     if viewer is not None:
         lines = [line for line in lines if line.owner and viewer.items() <= line.owner.items()]
+    if chosen is not None:
+        lines = [line for line in lines if chosen.holds(line)]
     if "hour" in keys:
         lines = _spread_hours(connection, period, days.splits, lines)
     calendar = zones.calendar(connection)
@@ -128,6 +147,7 @@ def read_inference(
         group_lines(lines, keys, calendar),
         [] if viewer is not None else summarize_servers(days.servers, days.lines),
         [] if viewer is not None else days.notes,
+        group_lines(lines, (), calendar),
     )
 
 

@@ -349,7 +349,10 @@ TOOLS_HERE = {
     *("list_idle_gpus", "list_budgets", "forecast_spend"),
 }
 """test_surface_answers.py compares them with the chargeback."""
-TOOLS_ELSEWHERE = {"get_rightsizing": "tests/postgres/recommendations: estimates"}
+TOOLS_ELSEWHERE = {
+    "get_rightsizing": "tests/postgres/recommendations: estimates",
+    "get_inference_cost": "tests/postgres/inference: the rows of `inference list`",
+}
 TOOLS_WITHOUT = {
     "describe_ledger",
     "list_values",

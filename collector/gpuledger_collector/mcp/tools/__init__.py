@@ -18,6 +18,7 @@ from gpuledger_collector.mcp.tools.fleet import (
     list_values,
 )
 from gpuledger_collector.mcp.tools.foresight import forecast_demand, forecast_spend, list_budgets
+from gpuledger_collector.mcp.tools.inference import get_inference_cost
 from gpuledger_collector.mcp.tools.statements import get_statement, verify_statement
 
 TOOLS: tuple[Callable[..., Any], ...] = (
@@ -33,6 +34,7 @@ TOOLS: tuple[Callable[..., Any], ...] = (
     list_idle_gpus,
     get_rightsizing,
     get_device_usage,
+    get_inference_cost,
     list_budgets,
     forecast_spend,
     forecast_demand,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from pydantic import Field
@@ -51,11 +51,16 @@ LIMIT = DEFAULT_ROWS
 
 def dimensions(text: str) -> tuple[str, ...]:
     """The dimensions of `group_by`, each once. Raises Refused."""
+    return split_names("group_by", text, DIMENSIONS, "team,model")
+
+
+def split_names(parameter: str, text: str, known: Sequence[str], example: str) -> tuple[str, ...]:
+    """The names in a parameter, each once. Raises Refused."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    unknown = [name for name in names if name not in DIMENSIONS]
+    unknown = [name for name in names if name not in known]
     if unknown or not 1 <= len(names) <= MAX_DIMENSIONS:
         raise Refused(
-            f"group_by: give one to {MAX_DIMENSIONS} of {', '.join(DIMENSIONS)}, such as team,model"
+            f"{parameter}: give one to {MAX_DIMENSIONS} of {', '.join(known)}, such as {example}"
         )
     return names
 
