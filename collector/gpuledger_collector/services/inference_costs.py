@@ -477,7 +477,7 @@ class _Answered:
     ) -> None:
         self._connection, self._servers = connection, servers
         ids = inference.list_charged_workloads(connection, period)
-        self._matching = _match_workloads(connection, servers, ids)
+        self._matching = match_workloads(connection, servers, ids)
         chosen = sorted(set().union(*self._matching))
         self._charged_on: dict[int, list[set[int]]] = {}
         self._answered_on: dict[int, list[set[int]]] = {}
@@ -654,7 +654,7 @@ class _Answered:
         return notes
 
 
-def _match_workloads(
+def match_workloads(
     connection: Connection, servers: Sequence[SharedServer], ids: Sequence[int]
 ) -> list[set[int]]:
     """The workloads of each server, by what was reported of them last."""

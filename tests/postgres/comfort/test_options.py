@@ -83,6 +83,7 @@ TELLS = {
     "idle",
     "inference list",
     "inference servers",
+    "inference weights",
     "nodes list",
     "notifications list",
     "outbox list",

@@ -330,7 +330,7 @@ recommend accept, recommend reject, accelerators, notifications list, notificati
 actions list, actions dry-run, actions run, budgets ack, forecast, forecast history, scale advise, scale history,
 scale backtest, plan memory, plan training, plan storage, plan network, import usage, import sacct, import prices,
 import inventory, import samples, import bill, import queue, import shares, import inference,
-import litellm, apply, prices set, tags check, examples,
+import litellm, inference weights, apply, prices set, tags check, examples,
 jobs, serve, mcp,
 profiles list, profiles show, profiles check, doctor, token create, token list, token revoke, token rotate,
 completion, db upgrade, db check, db partitions, db distribute, db pack, db backup, db restore, db grant-reader,

@@ -69,6 +69,21 @@ class WorkloadHour:
     held_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class WorkloadActivity:
+    """What the accelerators of a workload did in an hour, together; `longest_ms`: the longest that
+    one of them was held. `is_shared`: others held one of them, too.
+    """
+
+    workload_id: int
+    hour_ms: int
+    longest_ms: int
+    held_ms: int
+    busy_ms: int
+    unknown_ms: int
+    is_shared: bool
+
+
 def find_unknown_models(
     connection: Connection, records: Iterable[TokenRecord]
 ) -> list[TokenRecord]:
@@ -211,6 +226,28 @@ def read_workload_hours(
         " (SELECT workload_id, accelerator_id, hour_ms - hour_ms %% 3600000 AS hour_ms,"
         " sum(held_ms) AS ms FROM usage_hour WHERE workload_id = ANY(%(ids)s) AND state = 'held' AND"
         " hour_ms >= %(start)s AND hour_ms < %(end)s GROUP BY 1, 2, 3) h GROUP BY 1, 2 ORDER BY 1, 2",
+        {"start": period.start_ms, "end": period.end_ms, "ids": list(ids)},
+    )
+
+
+def read_activity(
+    connection: Connection, period: Period, ids: Sequence[int]
+) -> list[WorkloadActivity]:
+    """What the accelerators of workloads did by hour; of usage that was imported as counts nothing
+    is known.
+    """
+    return select_as(
+        connection,
+        WorkloadActivity,
+        "SELECT workload_id, hour_ms, max(held_ms)::bigint AS longest_ms, sum(held_ms)::bigint AS"
+        " held_ms, sum(busy_ms)::bigint AS busy_ms, sum(unknown_ms)::bigint AS unknown_ms,"
+        " bool_or(is_shared) AS is_shared FROM (SELECT u.workload_id, u.accelerator_id, u.hour_ms"
+        " - u.hour_ms %% 3600000 AS hour_ms, sum(u.held_ms) AS held_ms, sum(u.busy_ms) AS busy_ms,"
+        " sum(u.unknown_ms) AS unknown_ms, bool_or(EXISTS (SELECT FROM usage_hour other WHERE"
+        " other.accelerator_id = u.accelerator_id AND other.hour_ms = u.hour_ms AND other.state ="
+        " 'held' AND other.workload_id <> u.workload_id)) AS is_shared FROM usage_hour u WHERE"
+        " u.workload_id = ANY(%(ids)s) AND u.state = 'held' AND u.hour_ms >= %(start)s AND"
+        " u.hour_ms < %(end)s GROUP BY 1, 2, 3) h GROUP BY 1, 2 ORDER BY 1, 2",
         {"start": period.start_ms, "end": period.end_ms, "ids": list(ids)},
     )
 
