@@ -291,6 +291,32 @@ hours have passed.
 The ledger by five minutes has neither node costs nor time that nobody observed.
 """
 
+_WEIGHT = "split_part(min(l.weights), ':', {at})::numeric * 1e6 / nullif(sum(l.weighted), 0)"
+_PRICES = ",\n        ".join(
+    f"CASE WHEN count(DISTINCT l.weights) = 1 THEN sum(l.{amount}) * {_WEIGHT.format(at=at)} END"
+    f' AS "{kind}, {cost}"'
+    for at, kind in enumerate(("input", "cached", "output"), start=1)
+    for cost, amount in (("held", "cost_micro"), ("used", "used_micro"))
+)
+TOKEN_PRICES = f"""
+    SELECT l.server, {_PRICES},
+        1 - sum(l.used_micro) / nullif(sum(l.cost_micro), 0) AS "idle share", {{coverage}} AS coverage,
+        sum(l.cost_micro) / {MICRO} AS cost,
+        CASE WHEN count(DISTINCT l.weights) = 1 THEN min(l.weights) END AS weights
+    FROM inference_day l WHERE {{where}} GROUP BY 1 ORDER BY sum(l.cost_micro) DESC, 1
+"""
+"""What a million tokens of each server cost, as `gpuledger inference servers` says of whole days that
+were split; `where` has one currency.
+"""
+WHO_ASKED = """
+    SELECT {tenant} AS tenant, a.model, a.gateway, sum(h.input) AS input, sum(h.cached) AS "of it cached",
+        sum(h.output) AS output, sum(h.requests) AS requests,
+        sum(h.input + h.output) / nullif(sum(sum(h.input + h.output)) OVER (), 0) AS "share of tokens", a.trust
+    FROM token_hour h JOIN token_asker a ON a.id = h.asker_id WHERE {where}
+    GROUP BY 1, 2, 3, a.trust ORDER BY sum(h.input + h.output) DESC, 1, 2, 3 LIMIT 100
+"""
+"""Tokens of gateways by tenant and model, the most first."""
+
 HOLDS: Json = {
     "type": "value",
     "options": {"yes": {"color": GREEN, "index": 0}, "no": {"color": VERMILION, "index": 1}},

@@ -22,6 +22,7 @@ from gpuledger_collector.services.finding_notifications import notify_findings
 from gpuledger_collector.services.forecasts import store_forecasts
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.idle_search import find_idle
+from gpuledger_collector.services.inference_days import store_inference_days
 from gpuledger_collector.services.month_proof import prove_months
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.services.reclaim import reclaim_idle
@@ -126,6 +127,13 @@ def _ledger_jobs(c: _Context) -> list[Job]:
             PROVE_SECONDS,
             lambda: prove_months(database, c.now_ms, c.stopping),
             "months proven",
+            apart=True,
+        ),
+        Job(
+            "store_inference_days",
+            HOUR_SECONDS,
+            lambda: store_inference_days(database, c.now_ms),
+            "days of servers stored",
             apart=True,
         ),
     ]

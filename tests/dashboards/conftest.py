@@ -16,9 +16,11 @@ from fakes.collector import running
 from fakes.postgres import administrator, fresh_database, postgres
 from gpuledger_agent.settings import Settings
 from gpuledger_agent.simulate import simulate
+from gpuledger_agent.sources.shared_model import asked_lines
 from gpuledger_collector.cli import build
-from gpuledger_collector.cli.demo import PRICES
+from gpuledger_collector.cli.demo import INFERENCE, PRICES
 from gpuledger_collector.services.forecasts import store_forecasts
+from gpuledger_collector.services.inference_days import store_inference_days
 from gpuledger_collector.services.scaling_advice import advise_scaling
 from gpuledger_collector.services.upkeep import roll_up_series
 from gpuledger_collector.storage.database import Database
@@ -74,6 +76,7 @@ def seeded(postgres, tmp_path_factory) -> Iterator[str]:
         add_what_the_simulation_lacks(dsn)
         add_a_correction_a_budget_and_findings(dsn)
         add_what_looks_ahead(dsn, tmp_path_factory.mktemp("queue") / "queue.csv")
+        add_who_asked(dsn, tmp_path_factory.mktemp("inference"))
         yield dsn
     drop_reader(postgres)
 
@@ -141,6 +144,17 @@ def add_what_looks_ahead(dsn, queue):
     store_forecasts(Database(dsn), now_ms)
     for hours in (6, 5, 4, 0):
         advise_scaling(Database(dsn), now_ms - hours * hour)
+
+
+def add_who_asked(dsn, folder):
+    """The demo's shared model server and who asked it, split by the job itself."""
+    declared, asked = folder / "inference.toml", folder / "asked.csv"
+    declared.write_text(INFERENCE)
+    command(dsn, "apply", declared)
+    since_ms, until_ms = (int(at.timestamp() * 1000) for at in (SINCE, UNTIL))
+    asked.write_text("\n".join([*asked_lines(since_ms, until_ms), ""]))
+    command(dsn, "import", "inference", asked)
+    assert store_inference_days(Database(dsn), until_ms) >= 3
 
 
 def add_imported_usage(dsn):

@@ -27,6 +27,7 @@ APART = [
     "roll_up_node_utilization",
     "roll_up_series",
     "store_capacity_plans",
+    "store_inference_days",
 ]
 """Jobs that need not wait for the others."""
 BUDGET = """

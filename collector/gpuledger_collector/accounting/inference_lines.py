@@ -70,6 +70,25 @@ class ServerLine:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerDay:
+    """What a server cost and counted on a day, in one currency, with the sums of its lines.
+
+    `asked`: input and output tokens of gateways, on its first line; `counted`: the same by the
+    server itself, None: not known. `weighted`: as on the lines.
+    """
+
+    server: str
+    day_ms: int
+    currency: str
+    cost_micro: int
+    used_micro: int
+    asked: int
+    counted: int | None
+    weighted: int
+    weights: str
+
+
+@dataclass(frozen=True, slots=True)
 class GroupedLine:
     """Lines of one group and currency, added up; `keys` by name. `trust`: of all of its tokens, if
     they have the same.
@@ -253,6 +272,29 @@ def _summarize(
         held_prices,
         used_prices,
     )
+
+
+def sum_days(servers: Iterable[ServerLine], lines: Iterable[InferenceLine]) -> list[ServerDay]:
+    """What servers cost and counted by day, with the sums of their lines."""
+    asked: dict[tuple[str, int, str], int] = defaultdict(int)
+    weighted: dict[tuple[str, int, str], int] = defaultdict(int)
+    for line in lines:
+        key = line.server, line.day_ms, line.currency
+        weighted[key] += line.weighted
+        if line.claimant.is_tenant:
+            asked[key] += line.tokens.input + line.tokens.output
+    return [
+        ServerDay(
+            *(key := (day.server, day.day_ms, day.currency)),
+            day.cost_micro,
+            day.used_micro,
+            asked[key],
+            None if day.counted_input is None else day.counted_input + (day.counted_output or 0),
+            weighted[key],
+            day.weights,
+        )
+        for day in servers
+    ]
 
 
 def _tenants_who_asked(lines: Iterable[InferenceLine]) -> set[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gpuledger_collector.export.site import DEMAND, IDLE, JOBS, SPEND, TRUST
+from gpuledger_collector.export.site import DEMAND, IDLE, JOBS, MODELS, SPEND, TRUST
 
 PAGES = {
     "gpuledger-finops": SPEND,
@@ -20,6 +20,7 @@ PAGES = {
     "gpuledger-fleet": "/",
     "gpuledger-workload": JOBS + "/${workload:percentencode}",
     "gpuledger-demand": DEMAND,
+    "gpuledger-models": MODELS,
     "gpuledger-pipeline": TRUST,
 }
 """The page beside each board; that of a workload is its receipt."""

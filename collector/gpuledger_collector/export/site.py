@@ -33,6 +33,7 @@ BOARDS = {
     JOBS: "gpuledger-workload",
     IDLE: "gpuledger-idle",
     DEMAND: "gpuledger-demand",
+    MODELS: "gpuledger-models",
     TRUST: "gpuledger-pipeline",
 }
 """The board beside each page; of the others, that of the overview."""

@@ -146,7 +146,7 @@ NOT_DERIVED = {
         ),
     },
     "drawn in charts, and computed again from what is compared": {
-        *("gpu_minute", "owner_5min", "node_utilization", "counter_hour"),
+        *("gpu_minute", "owner_5min", "node_utilization", "counter_hour", "inference_day"),
     },
     "estimates and advice, which reach no bill": {
         *(

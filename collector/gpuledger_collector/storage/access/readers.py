@@ -44,6 +44,7 @@ READABLE = (
     "gpu_minute",
     "gpu_state",
     "imported_usage",
+    "inference_day",
     "ingest_batch",
     "ingest_conflict",
     "invoice",
@@ -62,6 +63,8 @@ READABLE = (
     "scaling_decision",
     "scaling_outcome",
     "scaling_pool",
+    "token_asker",
+    "token_hour",
     "usage_hour",
     "workload",
 )

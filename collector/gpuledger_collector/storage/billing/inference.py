@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from gpuledger_collector.accounting.adjustments import POLICIES
 from gpuledger_collector.accounting.inference import Asker, TokenRecord, Tokens
-from gpuledger_collector.accounting.inference_lines import InferenceLine, ServerLine
+from gpuledger_collector.accounting.inference_lines import InferenceLine, ServerDay, ServerLine
 from gpuledger_collector.accounting.inference_split import Claimant, SharedServer, TenantOwner
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.unit_cost import CountedHour
@@ -355,3 +355,31 @@ def list_closed_months(connection: Connection) -> set[int]:
     return set(
         select_values(connection, "SELECT DISTINCT period_start_ms FROM closed_inference_server")
     )
+
+
+def replace_days(
+    connection: Connection, period: Period, days: Iterable[ServerDay], now_ms: int
+) -> None:
+    """Replace what dashboards show of the days of a period."""
+    connection.execute(
+        f"DELETE FROM inference_day WHERE {_DAYS}",
+        {"start": period.start_ms, "end": period.end_ms},
+    )
+    with (
+        connection.cursor() as cursor,
+        cursor.copy(
+            "COPY inference_day (server, day_ms, currency, cost_micro, used_micro, asked, counted,"
+            " weighted, weights, split_ms) FROM STDIN"
+        ) as copy,
+    ):
+        for day in days:
+            copy.write_row((*astuple(day), now_ms))
+
+
+def first_hour(connection: Connection) -> int | None:
+    """The first hour of which tokens are known, where no day is stored for dashboards; else None."""
+    first: int | None = select_value(
+        connection,
+        "SELECT min(hour_ms) FROM token_hour WHERE NOT EXISTS (SELECT FROM inference_day)",
+    )
+    return first

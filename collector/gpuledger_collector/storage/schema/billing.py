@@ -164,6 +164,21 @@ table(
 )
 
 table(
+    "inference_day",
+    "What shared servers cost and counted by day, as last split; for dashboards.",
+    key("server", TEXT),
+    key("day_ms", BIG),
+    key("currency", TEXT, "empty: it cost nothing"),
+    *required_columns(BIG, "cost_micro", "used_micro"),
+    column("asked", BIG, "input and output tokens of gateways"),
+    column("counted", BIG, "the same by the server; null: not known", nullable=True),
+    column("weighted", SUM, "tokens by their weights, scaled to those of the server"),
+    column("weights", TEXT, "of an input, a cached and an output token"),
+    *required_columns(BIG, "split_ms"),
+    index("day_ms"),
+)
+
+table(
     "pool_share",
     "Teams' shares of pools, to which reports compare what they held: rows are superseded, never"
     " edited.",
