@@ -126,6 +126,8 @@ class ServerSummary:
     scaled_days: int
     held_prices: tuple[Decimal | None, ...]
     used_prices: tuple[Decimal | None, ...]
+    bought: Money | None = None
+    """What the tokens of gateways would have cost at the declared price of an API."""
 
 
 @dataclass

@@ -76,9 +76,9 @@ class SharedServer(DatedDays):
         if self.gateway not in ("", asker.gateway):
             return False
         backends = split_patterns(self.backends)
-        if backends and not _matches_any(asker.backend, backends):
+        if backends and not matches_any(asker.backend, backends):
             return False
-        return _matches_any(asker.model, split_patterns(self.models))
+        return matches_any(asker.model, split_patterns(self.models))
 
     @property
     def token_weights(self) -> Weights:
@@ -115,7 +115,7 @@ def split_patterns(text: str) -> list[str]:
     return [pattern for part in text.split(",") if (pattern := part.strip())]
 
 
-def _matches_any(text: str, patterns: Iterable[str]) -> bool:
+def matches_any(text: str, patterns: Iterable[str]) -> bool:
     """Whether a text is one of these, in which `*` is the only wildcard: addresses of IPv6 have
     brackets.
     """

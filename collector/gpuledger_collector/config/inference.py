@@ -1,4 +1,5 @@
-"""Shared model servers and their tenants: [[inference]] and [[tenant]] tables.
+"""Shared model servers, their tenants, and what APIs charge for the same: [[inference]], [[tenant]]
+and [[api_price]] tables.
 
     [[inference]]
     name = "qwen"
@@ -16,6 +17,14 @@
     tenant = "team-vision"
     owner = { team = "vision" }
 
+    [[api_price]]
+    name = "an API with the same model"
+    models = ["hosted_vllm/Qwen3-32B"]
+    input = 0.15                            # of a million tokens
+    cached = 0.003
+    output = 0.60
+    currency = "USD"
+
 `models` and `backends` are what the gateway says, with `*` as wildcard; `served_by` matches tags
 and facts of the workloads that answer, as a rule does. Weights are those of an input, a cached and
 an output token. Dates are days of the bill, in its zone; `effective_to` is not included.
@@ -28,6 +37,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from gpuledger_collector.accounting.api_prices import ApiPrice
 from gpuledger_collector.accounting.inference_split import (
     BY_RESERVATIONS,
     BY_TOKENS,
@@ -42,7 +52,9 @@ from gpuledger_collector.accounting.inference_split import (
 from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
 from gpuledger_collector.config.attribution import check_level
 from gpuledger_collector.config.fields import (
+    Currency,
     Name,
+    Rate,
     Scalar,
     Text,
     decimal,
@@ -54,6 +66,15 @@ from gpuledger_collector.config.model import Dated
 
 _PLACES = frozenset({"pool", "node"})
 """Facts of what a workload holds, which may change while it runs."""
+
+
+def _check_patterns(patterns: tuple[str, ...], *, is_needed: bool) -> tuple[str, ...]:
+    """Patterns that can be written as one text. Raises a refusal."""
+    if any("," in pattern or not pattern for pattern in patterns):
+        raise refusal("bad_list", "must be texts without commas")
+    if not patterns and is_needed:
+        raise refusal("empty", "names no model")
+    return patterns
 
 
 class DeclaredInference(Dated):
@@ -78,11 +99,7 @@ class DeclaredInference(Dated):
     @field_validator("models", "backends")
     @classmethod
     def _list_patterns(cls, patterns: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        if any("," in pattern or not pattern for pattern in patterns):
-            raise refusal("bad_list", "must be texts without commas")
-        if not patterns and info.field_name == "models":
-            raise refusal("empty", "names no model")
-        return patterns
+        return _check_patterns(patterns, is_needed=info.field_name == "models")
 
     @field_validator("served_by")
     @classmethod
@@ -174,3 +191,34 @@ class DeclaredTenant(Dated):
         if not owner or not all(owner.values()):
             raise refusal("bad_table", 'must name an owner, such as { team = "vision" }')
         return owner
+
+
+class DeclaredApiPrice(Dated):
+    """What an API charges for a million tokens of models that it could answer."""
+
+    name: Text
+    models: tuple[Text, ...]
+    input: Rate
+    cached: Rate
+    output: Rate
+    currency: Currency
+
+    value_type = ApiPrice
+    identity = ("name",)
+    conflict = ("name", "line {line} declares this price for some of these days already")
+
+    @field_validator("models")
+    @classmethod
+    def _list_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        return _check_patterns(patterns, is_needed=True)
+
+    def to_value(self, source: str, position: int) -> Any:
+        """The price, with its models as a text."""
+        del source, position
+        return ApiPrice(**dict(vars(self)) | {"models": ", ".join(self.models)})
+
+    @classmethod
+    def from_value(cls, value: Any) -> Self:
+        """The declaration of a price that is in force."""
+        fields = {name: getattr(value, name) for name in cls.model_fields}
+        return cls.model_construct(**fields | {"models": tuple(split_patterns(value.models))})

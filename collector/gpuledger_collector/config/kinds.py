@@ -145,6 +145,12 @@ KINDS: Mapping[str, Kind] = {
         stored_inference.TENANTS.replace,
         stored_inference.TENANTS.in_force,
     ),
+    "api_price": Kind(
+        "prices of APIs",
+        inference.DeclaredApiPrice,
+        stored_inference.API_PRICES.replace,
+        stored_inference.API_PRICES.in_force,
+    ),
     "cost_center": Kind(
         "cost centers",
         cost_centers.DeclaredCostCenter,

@@ -105,6 +105,16 @@ INFERENCE_SERVERS: Report[ServerSummary] = Report(
             Kind.MONEY,
             about="Idle cost that no tenant pays.",
         ),
+        Column(
+            "cost_bought",
+            lambda server: server.bought,
+            Kind.MONEY,
+            about=(
+                "What the tokens of gateways would have cost at the declared [[api_price]]; beside"
+                " cost at today's load, beside cost_used at full load. Empty: not known."
+            ),
+            is_optional=True,
+        ),
         Column("currency", lambda server: server.cost and server.cost.currency),
         Column("tenants", lambda server: server.tenants, Kind.COUNT),
         Column("input_tokens", lambda server: server.asked.input, Kind.COUNT),

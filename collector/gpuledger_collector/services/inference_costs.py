@@ -40,6 +40,7 @@ from gpuledger_collector.accounting.inference_split import (
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period
 from gpuledger_collector.accounting.reserved_names import booked_name, escape_name
 from gpuledger_collector.accounting.unit_cost import count_by_hour
+from gpuledger_collector.services.api_prices import add_api_prices
 from gpuledger_collector.storage.billing import inference, periods
 from gpuledger_collector.storage.billing.inference import (
     UNPRICED,
@@ -143,10 +144,15 @@ def read_inference(
     if "hour" in keys:
         lines = _spread_hours(connection, period, days.splits, lines)
     calendar = zones.calendar(connection)
+    servers, notes = (
+        ([], [])
+        if viewer is not None
+        else add_api_prices(connection, summarize_servers(days.servers, days.lines), days.lines)
+    )
     return InferenceAnswer(
         group_lines(lines, keys, calendar),
-        [] if viewer is not None else summarize_servers(days.servers, days.lines),
-        [] if viewer is not None else days.notes,
+        servers,
+        [] if viewer is not None else [*days.notes, *notes],
         group_lines(lines, (), calendar),
     )
 

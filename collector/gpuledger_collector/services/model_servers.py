@@ -16,6 +16,7 @@ from gpuledger_collector.accounting.inference_lines import (
 )
 from gpuledger_collector.accounting.model_servers import ModelServer, list_model_servers, matches
 from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.services.api_prices import add_api_prices
 from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.inference_costs import read_days
 from gpuledger_collector.storage.locks import Connection
@@ -59,7 +60,11 @@ def read_model_servers(
     own, foreign = _partition(days.lines, is_own)
     lines, others = _partition(own, lambda line: matches(line, words))
     hidden = foreign + others
-    summaries = [] if viewer is not None else summarize_servers(days.servers, days.lines)
+    summaries, notes = (
+        ([], [])
+        if viewer is not None
+        else add_api_prices(connection, summarize_servers(days.servers, days.lines), days.lines)
+    )
     names = {line.server for line in own} | (
         set() if wanted else {summary.server for summary in summaries}
     )
@@ -73,7 +78,7 @@ def read_model_servers(
             hidden,
         ),
         group_lines(lines, DEFAULT_KEYS, calendar, hidden),
-        [] if viewer is not None else days.notes,
+        [] if viewer is not None else [*days.notes, *notes],
         len(names),
     )
 

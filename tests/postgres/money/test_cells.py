@@ -85,7 +85,7 @@ NOT_DERIVED = {
             "attribution_rule",
         ),
         *("inventory", "fiscal_year", "billing_zone", "node_retirement"),
-        *("inference_server", "inference_tenant"),
+        *("inference_server", "inference_tenant", "api_price"),
     },
     "evidence, as agents, schedulers and providers reported it": {
         *(

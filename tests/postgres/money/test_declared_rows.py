@@ -44,6 +44,16 @@ tenant = "t-vision"
 owner = { team = "vision" }
 effective_from = 2025-10-01
 effective_to = 2026-10-01
+
+[[api_price]]
+name = "an API"
+models = ["qwen*"]
+input = 0.15
+cached = 0.003
+output = 0.6
+currency = "USD"
+effective_from = 2025-10-01
+effective_to = 2026-10-01
 """
 UNTOLD = {"id"}
 """Columns of which the log says nothing: numbers that the database gave."""

@@ -41,7 +41,7 @@ TABLES = {
                 "node_cost",
             ),
             "node_retirement",
-            *("inference_server", "inference_tenant"),
+            *("inference_server", "inference_tenant", "api_price"),
             *("cost_center", "carbon_intensity", "pool_provider", "pool_location"),
         )
     },

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 
 from gpuledger_collector.accounting.adjustments import POLICIES
+from gpuledger_collector.accounting.api_prices import ApiPrice
 from gpuledger_collector.accounting.inference import Asker, TokenRecord, Tokens
 from gpuledger_collector.accounting.inference_lines import InferenceLine, ServerDay, ServerLine
 from gpuledger_collector.accounting.inference_split import Claimant, SharedServer, TenantOwner
@@ -20,6 +21,7 @@ from gpuledger_collector.storage.rows import select, select_as, select_value, se
 
 SERVERS = DatedTable("inference_server", SharedServer, "name, from_on NULLS FIRST, id")
 TENANTS = DatedTable("inference_tenant", TenantOwner, "gateway, tenant, from_on NULLS FIRST, id")
+API_PRICES = DatedTable("api_price", ApiPrice, "name, from_on NULLS FIRST, id")
 UNPRICED = ""
 """The currency of what has no price."""
 _DAYS = "day_ms >= %(start)s AND day_ms < %(end)s"

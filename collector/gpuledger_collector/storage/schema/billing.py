@@ -164,6 +164,18 @@ table(
 )
 
 table(
+    "api_price",
+    "What APIs charge for a million tokens, to compare with: rows are superseded, never edited.",
+    identity(),
+    *required_columns(TEXT, "name"),
+    column("models", TEXT, "as gateways call them, with commas between; * as wildcard"),
+    *required_columns(RATE, "input", "cached", "output"),
+    *required_columns(TEXT, "currency"),
+    *optional(sa.Date, "from_on", "to_on"),
+    *version_columns(),
+)
+
+table(
     "inference_day",
     "What shared servers cost and counted by day, as last split; for dashboards.",
     key("server", TEXT),
