@@ -99,7 +99,7 @@ BOARD = Board(
                 stat(
                     "Tenants who asked",
                     "Tenants of gateways with tokens in the range, of all servers.",
-                    "SELECT count(DISTINCT (a.gateway, a.tenant)) AS tenants FROM token_hour h JOIN"
+                    "SELECT nullif(count(DISTINCT (a.gateway, a.tenant)), 0) AS tenants FROM token_hour h JOIN"
                     f" token_asker a ON a.id = h.asker_id WHERE {in_range('h.hour_ms')}",
                     COUNT,
                     width=4,
