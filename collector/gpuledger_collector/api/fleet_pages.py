@@ -65,9 +65,9 @@ def router(context: ReadContext, outlook: HourlyCache[Outlook]) -> APIRouter:
         view: View = wanted,
     ) -> Response:
         """The demand of every pool, or of those that the address names, and its forecast; which GPUs
-        are free, by model, and in how many hours `gpus` were at once. `by=model`: that as CSV.
+        are free, by model, and in how many hours so many were at once. `by=model`: that as CSV.
         """
-        return demand_page(context, outlook, view, narrowing, int(gpus or 1), by)
+        return demand_page(context, outlook, view, narrowing, int(gpus) if gpus else None, by)
 
     @routes.get(TRUST)
     def trust(narrowing: Narrowing = narrowed, view: View = wanted) -> Response:
@@ -82,7 +82,7 @@ def demand_page(
     outlook: HourlyCache[Outlook],
     view: View,
     narrowing: Narrowing = WHOLE,
-    wanted: int = 1,
+    wanted: int | None = None,
     by: str = "",
 ) -> Response:
     """Past and coming demand of every pool, how good the forecasts were, and which GPUs are free."""
@@ -112,7 +112,7 @@ def demand_page(
                 "pool": narrowing.pool,
                 "q": narrowing.q,
                 "model": narrowing.model,
-                "gpus": str(wanted) if wanted > 1 else "",
+                "gpus": str(wanted or ""),
             },
         )
     records = [record for record in every_record if _admits(narrowing, record.series)]
@@ -126,6 +126,7 @@ def demand_page(
     def is_gone(record: ForecastRecord) -> bool:
         return record.series not in current
 
+    zone = site.calendar.zone_at(now_ms).name
     text = html.render(
         "demand.html",
         site=site,
@@ -135,9 +136,9 @@ def demand_page(
         records=[_accuracy(record) for record in sorted(records, key=is_gone)[:MOST_POOLS]],
         records_left_out=max(len(records) - MOST_POOLS, 0),
         form=_demand_form(site, narrowing, every_record, whole, models, wanted),
-        free=[_free_facts(item, site, narrowing.model) for item in free],
-        wanted=wanted,
-        zone=site.calendar.zone_at(now_ms).name,
+        free=[_free_facts(item, site, narrowing.model, zone) for item in free],
+        counts=sorted({gpus for item in free for gpus in item.at_once if item.week_of(gpus)}),
+        zone=zone,
         free_csv=address(DEMAND, {**site.extra, "by": "model", "format": "csv"}),
     )
     return page(text, site=site)
@@ -154,7 +155,7 @@ def _demand_form(
     records: Sequence[ForecastRecord],
     outlook: Outlook | None,
     models: Sequence[FreeModel],
-    wanted: int,
+    wanted: int | None,
 ) -> ListForm:
     names = {record.series for record in records}
     if outlook is not None:
@@ -174,22 +175,33 @@ def _demand_form(
         has_range=False,
         labels=LABELS,
     )
-    gpus = Choice("gpus", "GPUs at once", str(wanted), (), is_typed=True)
+    gpus = Choice("gpus", "GPUs at once", str(wanted or ""), (), is_typed=True)
     return replace(form, choices=[*form.choices, gpus])
 
 
-def _free_facts(item: FreeModel, site: Site, model: str) -> dict[str, object]:
+def _free_facts(item: FreeModel, site: Site, model: str, zone: str) -> dict[str, object]:
     name = free_gpus.name_model(item)
+    is_asked = name == model
+    shown = [item.asked] if item.asked else item.usual
     return {
         "item": item,
         "name": name,
         "path": address(DEMAND, {**site.extra, "model": name}) + "#free",
-        "sentence": free_gpus.say_availability(item),
+        "sentences": [
+            free_gpus.say_availability(item, at_once, zone)
+            for at_once in (shown if item.asked or is_asked else ())
+        ],
+        "enough": {
+            gpus: free_gpus.say_enough(week)
+            for gpus in item.at_once
+            if (week := item.week_of(gpus)) is not None
+        },
+        "shown": [at_once.gpus for at_once in shown] if is_asked else (),
         "clocks": [
-            (clock, availability, free_gpus.say_hours(availability))
-            for clock, availability in item.by_clock.items()
+            (clock, [free_gpus.say_hours(at_once.by_clock[clock]) for at_once in shown])
+            for clock in shown[0].by_clock
         ]
-        if name == model
+        if is_asked
         else (),
     }
 

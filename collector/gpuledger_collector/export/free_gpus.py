@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from gpuledger_collector.export.report import Column, Kind, Report
-from gpuledger_collector.insight.free_gpus import Availability, FreeModel
+from gpuledger_collector.insight.free_gpus import COUNTS, Availability, FreeAtOnce, FreeModel
 from gpuledger_common.plurals import plural
+
+SHOWN_SPANS = 2
+"""Spans of the day that a sentence names."""
 
 
 def name_model(item: FreeModel) -> str:
     """What people call it."""
     return item.now.model or "model not known"
+
+
+def _columns_of(gpus: int) -> tuple[Column[FreeModel], Column[FreeModel]]:
+    """In how many hours so many were free at once, and in how many that is not known; empty of a
+    model that has fewer.
+    """
+
+    def enough(item: FreeModel) -> int | None:
+        week = item.week_of(gpus)
+        return None if week is None else week.enough
+
+    def unknown(item: FreeModel) -> int | None:
+        week = item.week_of(gpus)
+        return None if week is None else week.undecided
+
+    return (
+        Column(f"hours_{gpus}_free", enough, Kind.COUNT),
+        Column(f"hours_{gpus}_not_known", unknown, Kind.COUNT),
+    )
 
 
 FREE_MODELS = Report[FreeModel](
@@ -20,6 +42,12 @@ FREE_MODELS = Report[FreeModel](
         Column("held_now", lambda item: item.now.held, Kind.COUNT),
         Column("free_now", lambda item: item.now.free, Kind.COUNT),
         Column(
+            "free_on_one_node",
+            lambda item: item.now.free_on_node,
+            Kind.COUNT,
+            about="The most that are free on one node now.",
+        ),
+        Column(
             "other_now",
             lambda item: item.other,
             Kind.COUNT,
@@ -27,40 +55,52 @@ FREE_MODELS = Report[FreeModel](
         ),
         Column(
             "least_free",
-            lambda item: item.week.least,
+            lambda item: item.least,
             Kind.COUNT,
             about="Free for all of the hour: of the last 168 hours, or 24 of more than 2,000 GPUs.",
         ),
-        Column("most_free", lambda item: item.week.most, Kind.COUNT),
-        Column("wanted", lambda item: item.wanted, Kind.COUNT),
+        Column("most_free", lambda item: item.most, Kind.COUNT),
+        Column("hours", lambda item: len(item.hours), Kind.COUNT),
+        *(column for gpus in COUNTS for column in _columns_of(gpus)),
+        Column("wanted", lambda item: item.wanted, Kind.COUNT, about="Empty: no number was."),
         Column(
             "hours_enough",
-            lambda item: item.week.enough,
+            lambda item: item.asked and item.asked.week.enough,
             Kind.COUNT,
             about="Hours in which so many as wanted were free at once.",
         ),
         Column(
             "hours_not_known",
-            lambda item: item.week.undecided,
+            lambda item: item.asked and item.asked.week.undecided,
             Kind.COUNT,
             about="Hours in which too many were unobserved to say.",
         ),
-        Column("hours", lambda item: item.week.hours, Kind.COUNT),
     ),
 )
 """Models with what is free of them, most GPUs first."""
 
 
-def say_availability(item: FreeModel) -> str:
-    """In how many hours so many were free at once, as a sentence."""
-    week, wanted = item.week, item.wanted
+def say_availability(item: FreeModel, at_once: FreeAtOnce, zone: str) -> str:
+    """How many are free now, in how many hours so many were at once, and at which hours of the day,
+    as a sentence.
+    """
+    week, gpus = at_once.week, at_once.gpus
+    begin = f"{gpus:,} {name_model(item)}: {item.now.free:,} free now"
+    if gpus > item.now.gpus:
+        return f"{begin}; there are but {item.now.gpus:,}."
     if not week.hours:
-        return f"{name_model(item)}: no full hour of them is over yet."
-    verb = "was free" if wanted == 1 else "at once were free"
-    sentence = (
-        f"{name_model(item)}: {wanted:,} {verb} in {week.enough} of the last"
-        f" {plural(week.hours, 'hour')}"
-    )
+        return f"{begin}; no full hour of them is over yet."
+    verb = "one was" if gpus == 1 else "so many were"
+    sentence = f"{begin}; {verb} free in {week.enough} of the last {plural(week.hours, 'hour')}"
+    best = at_once.likeliest
+    if best is not None and week.enough < week.hours:
+        spans = at_once.likeliest_spans
+        named = " and ".join(f"{first} to {end}" for first, end in spans[:SHOWN_SPANS])
+        when = f"at {named} {zone}" if spans else "at every hour of the day alike"
+        if len(spans) > SHOWN_SPANS:
+            when += " and other hours"
+        sentence += f", {'most often ' if spans else ''}{when}, on {best.enough} of"
+        sentence += f" {plural(best.hours, 'day')}"
     if week.undecided:
         sentence += f"; of {plural(week.undecided, 'hour')} too little was observed to say"
     return f"{sentence}."
@@ -68,5 +108,13 @@ def say_availability(item: FreeModel) -> str:
 
 def say_hours(hours: Availability) -> str:
     """The same of an hour of the day: `2 of 7`, and how many more are not known."""
-    unknown = f", {hours.undecided} not known" if hours.undecided else ""
-    return f"{hours.enough} of {hours.hours}{unknown}"
+    return f"{hours.enough} of {hours.hours}{_say_unknown(hours)}"
+
+
+def say_enough(hours: Availability) -> str:
+    """In how many hours: `31`, and how many more are not known."""
+    return f"{hours.enough}{_say_unknown(hours)}"
+
+
+def _say_unknown(hours: Availability) -> str:
+    return f", {hours.undecided} not known" if hours.undecided else ""

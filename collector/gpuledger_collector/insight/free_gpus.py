@@ -17,6 +17,8 @@ DAYS, DAYS_OF_MANY = 7, 1
 millions of hours.
 """
 MANY = 2_000
+COUNTS = (1, 2, 4, 8)
+"""How many GPUs at once are counted without being asked for: as people ask for them, up to a node."""
 FREE_MS = 59 * 60_000
 """Of an hour: an agent that starts anew leaves seconds that nobody saw."""
 
@@ -46,12 +48,15 @@ class FreeHour:
 
 @dataclass(frozen=True, slots=True)
 class ModelNow:
-    """GPUs of a model that are there now: held, free, and all of them."""
+    """GPUs of a model that are there now: held, free, and all of them; `free_on_node` is the most
+    that are free on one node, None where no node is known.
+    """
 
     model: str
     gpus: int
     held: int
     free: int
+    free_on_node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +73,107 @@ class Availability:
 
 
 @dataclass(frozen=True, slots=True)
+class FreeAtOnce:
+    """So many GPUs at once: in how many of the hours looked at they were free, and the same by hour
+    of the day.
+    """
+
+    gpus: int
+    week: Availability
+    by_clock: Mapping[str, Availability]
+
+    @property
+    def likeliest(self) -> Availability | None:
+        """The hour of the day at which so many were free on most days; None: at none."""
+        best = max(self.by_clock.values(), key=lambda hours: hours.enough, default=None)
+        return None if best is None or not best.enough else best
+
+    @property
+    def likeliest_spans(self) -> Sequence[tuple[str, str]]:
+        """From when to when so many were free on most days, the longest span first; one may go past
+        midnight. Empty: at no hour, or at each alike.
+        """
+        best = self.likeliest
+        likeliest = {
+            clock
+            for clock, hours in self.by_clock.items()
+            if best is not None and hours.enough == best.enough
+        }
+        spans: list[tuple[int, str, str]] = []
+        for first in sorted(likeliest - {_hour_after(clock) for clock in likeliest}):
+            length, end = 1, _hour_after(first)
+            while end in likeliest:
+                length, end = length + 1, _hour_after(end)
+            spans.append((length, first, end))
+        return [(first, end) for _, first, end in sorted(spans, key=lambda span: -span[0])]
+
+
+def _hour_after(clock: str) -> str:
+    return f"{(int(clock[:2]) + 1) % 24:02}{clock[2:]}"
+
+
+@dataclass(frozen=True, slots=True)
 class FreeModel:
-    """A model: its GPUs now, what was free in the hours looked at, and the same by hour of the
-    day.
+    """A model: its GPUs now, the hours looked at, and in how many of them so many were free at
+    once: for each of COUNTS that it has, and for as many as were asked for.
     """
 
     now: ModelNow
-    wanted: int
-    week: Availability
-    by_clock: Mapping[str, Availability]
+    hours: Sequence[FreeHour]
+    at_once: Mapping[int, FreeAtOnce]
+    wanted: int | None = None
 
     @property
     def other(self) -> int:
         """GPUs that are neither held nor free now: out of use, or not observed."""
         return self.now.gpus - self.now.held - self.now.free
+
+    @property
+    def asked(self) -> FreeAtOnce | None:
+        """As many as were asked for; None: no number was."""
+        return None if self.wanted is None else self.at_once[self.wanted]
+
+    @property
+    def usual(self) -> Sequence[FreeAtOnce]:
+        """Those of COUNTS that the model has."""
+        return [self.at_once[gpus] for gpus in COUNTS if gpus <= self.now.gpus]
+
+    def week_of(self, gpus: int) -> Availability | None:
+        """The hours in which so many were free at once; None: not counted, or the model has fewer."""
+        at_once = self.at_once.get(gpus)
+        return None if at_once is None or gpus > self.now.gpus else at_once.week
+
+    @property
+    def known_free(self) -> Sequence[int]:
+        """What was free in each hour in which anything was observed."""
+        return [hour.free for hour in self.hours if hour.is_known]
+
+    @property
+    def least(self) -> int | None:
+        """The least that is known to have been free in an hour; None: no hour is known."""
+        return min(self.known_free, default=None)
+
+    @property
+    def most(self) -> int | None:
+        """The most that was free in an hour; None: no hour is known."""
+        return max(self.known_free, default=None)
+
+
+def count_free(
+    now: ModelNow, by_clock: Mapping[str, Sequence[FreeHour]], wanted: int | None = None
+) -> FreeModel:
+    """Count in how many hours so many GPUs of a model were free at once."""
+    hours = sorted((hour for own in by_clock.values() for hour in own), key=lambda hour: hour.at_ms)
+    counts = {gpus for gpus in COUNTS if gpus <= now.gpus} | ({wanted} if wanted else set())
+    at_once = {
+        gpus: FreeAtOnce(
+            gpus,
+            summarize(hours, gpus),
+            {clock: summarize(own, gpus) for clock, own in sorted(by_clock.items())},
+        )
+        for gpus in sorted(counts)
+    }
+    return FreeModel(now, hours, at_once, wanted)
 
 
 def summarize(hours: Sequence[FreeHour], wanted: int) -> Availability:

@@ -15,11 +15,9 @@ from gpuledger_collector.insight.free_gpus import (
     DAYS,
     DAYS_OF_MANY,
     MANY,
-    Availability,
     FreeHour,
     FreeModel,
-    ModelNow,
-    summarize,
+    count_free,
 )
 from gpuledger_collector.storage.capacity import free_gpus
 from gpuledger_collector.storage.capacity.free_gpus import PoolChoice, PresentModel, UsedModelHour
@@ -28,11 +26,15 @@ from gpuledger_collector.storage.locks import Connection
 
 
 def read_free_gpus(
-    connection: Connection, now_ms: int, wanted: int = 1, pool: str = "", words: str = ""
+    connection: Connection,
+    now_ms: int,
+    wanted: int | None = None,
+    pool: str = "",
+    words: str = "",
 ) -> list[FreeModel]:
     """Read every model of which a whole GPU is there now, most GPUs first: what is free of it, and
-    in how many hours `wanted` were free at once, of the last DAYS, or of DAYS_OF_MANY where more
-    than MANY GPUs are asked for.
+    in how many hours the usual numbers, and `wanted`, were free at once, of the last DAYS, or of
+    DAYS_OF_MANY where more than MANY GPUs are asked for.
 
     Of one pool (empty: of all), and of pools whose name has these words.
     """
@@ -50,8 +52,10 @@ def read_free_gpus(
     for row in free_gpus.present_models(connection, pools, period):
         present[row.model].append(row)
     return [
-        _free_model(
-            model, _hours(model.model, period, used, present[model.model]), wanted, calendar
+        count_free(
+            model,
+            _by_clock(_hours(model.model, period, used, present[model.model]), calendar),
+            wanted,
         )
         for model in models
     ]
@@ -75,15 +79,10 @@ def _hours(
     return hours
 
 
-def _free_model(
-    now: ModelNow, hours: Sequence[FreeHour], wanted: int, calendar: Calendar
-) -> FreeModel:
+def _by_clock(hours: Sequence[FreeHour], calendar: Calendar) -> dict[str, list[FreeHour]]:
+    """The hours of each hour of the day, in the zone of the bills."""
     by_clock: dict[str, list[FreeHour]] = defaultdict(list)
     for hour in hours:
         zone = calendar.zone_at(hour.at_ms)
-        clock = f"{dt.datetime.fromtimestamp(hour.at_ms / 1000, zone.tz):%H:%M}"
-        by_clock[clock].append(hour)
-    clocks: dict[str, Availability] = {
-        clock: summarize(own, wanted) for clock, own in sorted(by_clock.items())
-    }
-    return FreeModel(now, wanted, summarize(hours, wanted), clocks)
+        by_clock[f"{dt.datetime.fromtimestamp(hour.at_ms / 1000, zone.tz):%H:%M}"].append(hour)
+    return by_clock

@@ -11,8 +11,8 @@ from fakes.pages import Page
 from fakes.two_teams import token
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.api import fleet_pages
-from gpuledger_collector.export.free_gpus import FREE_MODELS, name_model
-from gpuledger_collector.insight.free_gpus import FreeModel, ModelNow, summarize
+from gpuledger_collector.export.free_gpus import FREE_MODELS, name_model, say_availability
+from gpuledger_collector.insight.free_gpus import FreeHour, ModelNow, count_free
 from gpuledger_collector.services import free_gpus as service
 from gpuledger_collector.services.free_gpus import read_free_gpus
 from gpuledger_collector.storage.database import Database
@@ -55,8 +55,8 @@ def ask(dsn, **question):
 
 
 def week_of(item):
-    week = item.week
-    return week.enough, week.undecided, week.hours, week.least, week.most
+    week = item.at_once[item.wanted or 1].week
+    return week.enough, week.undecided, week.hours, item.least, item.most
 
 
 def test_hours_in_which_so_many_were_free(seen, dsn):
@@ -79,20 +79,67 @@ def test_hours_of_which_nothing_is_known_are_not_zero(seen, dsn):
 def test_the_same_hours_of_seven_days(seen, dsn):
     """Of each hour of the day there are seven, and they add up to the week."""
     item = ask(dsn, wanted=2)[H100]
-    assert len(item.by_clock) == 24
-    assert {found.hours for found in item.by_clock.values()} == {7}
-    assert sum(found.enough for found in item.by_clock.values()) == item.week.enough
+    by_clock = item.asked.by_clock
+    assert len(by_clock) == 24
+    assert {found.hours for found in by_clock.values()} == {7}
+    assert sum(found.enough for found in by_clock.values()) == item.asked.week.enough
     first = f"{FIRST // HOUR % 24:02}:00"
-    assert item.by_clock[first].most == 3
-    assert sum(found.most == 3 for found in item.by_clock.values()) == 1
+    assert by_clock[first].most == 3
+    assert sum(found.most == 3 for found in by_clock.values()) == 1
+
+
+def test_without_a_number_the_usual_ones_are_counted(seen, dsn):
+    """As many as the model has, up to a node of eight."""
+    found = ask(dsn)
+    assert {gpus: item.week.enough for gpus, item in found[H100].at_once.items()} == {1: 168, 2: 24}
+    assert list(found[L4].at_once) == [1]
+    assert found[H100].asked is None
+    assert list(ask(dsn, wanted=3)[H100].at_once) == [1, 2, 3]
+
+
+def hours_of_three_days(*clocks):
+    """Eight GPUs, of which all are free in these hours of the first day, and four otherwise."""
+    return {
+        f"{clock:02}:00": [
+            FreeHour(
+                (day * 24 + clock) * HOUR_MS,
+                8 if day == 0 and clock in clocks else 4,
+                0 if day == 0 and clock in clocks else 4,
+                8,
+            )
+            for day in range(3)
+        ]
+        for clock in range(24)
+    }
+
+
+@pytest.mark.parametrize(
+    ("clocks", "when"),
+    [
+        ((6, 7, 8), ", most often at 06:00 to 09:00 UTC, on 1 of 3 days"),
+        ((23, 0, 1, 5), ", most often at 23:00 to 02:00 and 05:00 to 06:00 UTC, on 1 of 3 days"),
+        (range(24), ", at every hour of the day alike, on 1 of 3 days"),
+        ((), ""),
+    ],
+)
+def test_a_sentence_says_at_which_hours_so_many_were_free(clocks, when):
+    """And how many are free now."""
+    item = count_free(ModelNow(H100, 8, 5, 3), hours_of_three_days(*clocks), 8)
+    sentence = f"8 {H100}: 3 free now; so many were free in {len(clocks)} of the last 72 hours"
+    assert say_availability(item, item.asked, "UTC") == f"{sentence}{when}."
+
+
+def test_more_than_there_are_is_said_in_a_word():
+    item = count_free(ModelNow(L4, 4, 1, 3), hours_of_three_days(), 16)
+    assert say_availability(item, item.asked, "UTC") == f"16 {L4}: 3 free now; there are but 4."
 
 
 def test_of_many_gpus_a_day_is_looked_at(seen, dsn, monkeypatch):
     """A page must not wait for a week of a large fleet's hours."""
     monkeypatch.setattr(service, "MANY", 3)
     item = ask(dsn, wanted=2)[H100]
-    assert item.week.hours == 24
-    assert {found.hours for found in item.by_clock.values()} == {1}
+    assert item.asked.week.hours == 24
+    assert {found.hours for found in item.asked.by_clock.values()} == {1}
 
 
 def test_what_is_free_now_is_the_latest_reading(seen, dsn):
@@ -113,6 +160,7 @@ def test_what_is_free_now_is_the_latest_reading(seen, dsn):
         )
     item = ask(dsn)[H100]
     assert (item.now.held, item.now.free, item.other) == (1, 1, 1)
+    assert item.now.free_on_node == 1
     seen.connection.execute("UPDATE accelerator SET health = 'failed' WHERE uuid = 'GPU-0001'")
     assert (ask(dsn)[H100].now.free, ask(dsn)[H100].other) == (0, 2)
 
@@ -132,19 +180,24 @@ def test_the_page_answers_for_eight(seen, dsn):
             assert status == 200, text
             return text
 
+        page = Page(get("/demand?reload=off"))
+        assert page.faults == []
+        assert "1 was free" not in page.text
+        (hours,) = [table for table in page.tables if table.rows[0][1:3] == ["1 free", "2"]]
+        assert hours.rows[1][:4] == [H100, "168", "24, 144 not known", "168"]
+        assert hours.rows[2][:4] == [L4, "0, 24 not known", "–", "24"]
         page = Page(get("/demand?gpus=8&reload=off"))
         assert page.faults == []
-        assert f"{H100}: 8 at once were free in 0 of the last 168 hours." in page.text
+        assert f"8 {H100}: 0 free now; there are but 3." in page.text
         asked = Page(get("/demand?gpus=2&model=NVIDIA%20H100%2080GB%20HBM3&reload=off"))
         assert asked.faults == []
         assert (
-            f"{H100}: 2 at once were free in 24 of the last 168 hours;"
-            " of 144 hours too little was observed to say." in asked.text
+            f"2 {H100}: 0 free now; so many were free in 24 of the last 168 hours, at every hour of"
+            " the day alike, on 1 of 7 days; of 144 hours too little was observed to say."
+            in asked.text
         )
         assert f"{L4}: " not in asked.text
-        (clocks,) = [
-            table for table in asked.tables if table.rows[0][-1] == "days with 2 free at once"
-        ]
+        (clocks,) = [table for table in asked.tables if table.rows[0][-1] == "days with 2 free"]
         assert len(clocks.rows) == 25
         rows = list(csv.DictReader(io.StringIO(get("/demand?gpus=2&by=model&format=csv"))))
         assert [(row["model"], row["hours_enough"], row["hours_not_known"]) for row in rows] == [
@@ -152,6 +205,12 @@ def test_the_page_answers_for_eight(seen, dsn):
             (L4, "0", "0"),
         ]
         assert rows[1]["least_free"] == ""
+        assert [(row["hours_1_free"], row["hours_2_free"]) for row in rows] == [
+            ("168", "24"),
+            ("0", ""),
+        ]
+        (row, _) = csv.DictReader(io.StringIO(get("/demand?by=model&format=csv")))
+        assert (row["wanted"], row["hours_enough"], row["hours_2_not_known"]) == ("", "", "144")
         assert [
             collector.request("GET", f"/demand?{query}")[0] for query in ("gpus=0", "by=node")
         ] == [
@@ -181,8 +240,7 @@ def test_the_file_of_demand_reads_no_free_gpus(seen, dsn, monkeypatch):
 
 def test_a_model_that_is_not_known_has_one_name():
     """In the file as in the filter of the page, so that one leads to the other."""
-    nothing = summarize([], 1)
-    item = FreeModel(ModelNow("", 1, 0, 0), 1, nothing, {})
+    item = count_free(ModelNow("", 1, 0, 0), {})
     names, row = FREE_MODELS.csv_rows([item])
     assert dict(zip(names, row, strict=True))["model"] == name_model(item)
 

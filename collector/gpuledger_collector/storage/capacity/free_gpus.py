@@ -58,18 +58,22 @@ def models_now(
     connection: Connection, pools: PoolChoice, now_ms: int, fresh_ms: int
 ) -> list[ModelNow]:
     """Count the GPUs of each model that are there now, by their latest readings that are not older
-    than `fresh_ms`; one that is not well is not free.
+    than `fresh_ms`, and the most that are free on one node; one that is not well is not free.
     """
     return select_as(
         connection,
         ModelNow,
         f"""
-        SELECT {_MODEL} AS model, count(*) AS gpus,
-            count(*) FILTER (WHERE l.at_ms > %(after)s AND l.state = 'held') AS held,
-            count(*) FILTER (WHERE l.at_ms > %(after)s AND l.state = 'unallocated'
-                AND a.health NOT IN ('failed', 'degraded')) AS free
-        {_THERE} LEFT JOIN gpu_latest l ON l.accelerator_id = c.accelerator_id
-        WHERE c.out_ms IS NULL AND {_WHOLE} GROUP BY 1 ORDER BY 2 DESC, 1
+        SELECT model, sum(gpus)::bigint AS gpus, sum(held)::bigint AS held,
+            sum(free)::bigint AS free, max(free) FILTER (WHERE node_id IS NOT NULL) AS free_on_node
+        FROM (
+            SELECT {_MODEL} AS model, c.node_id, count(*) AS gpus,
+                count(*) FILTER (WHERE l.at_ms > %(after)s AND l.state = 'held') AS held,
+                count(*) FILTER (WHERE l.at_ms > %(after)s AND l.state = 'unallocated'
+                    AND a.health NOT IN ('failed', 'degraded')) AS free
+            {_THERE} LEFT JOIN gpu_latest l ON l.accelerator_id = c.accelerator_id
+            WHERE c.out_ms IS NULL AND {_WHOLE} GROUP BY 1, 2
+        ) by_node GROUP BY 1 ORDER BY 2 DESC, 1
         """,
         _values(pools, after=now_ms - fresh_ms),
     )
