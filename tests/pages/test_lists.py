@@ -93,6 +93,14 @@ def test_free_gpus_stand_in_groups_and_held_ones_first(fleet):
     assert ask(fleet, "/idle?by=color")[0] == 422
 
 
+def test_the_overview_has_the_command_of_what_is_to_be_given_back(fleet):
+    """What to act on stands first, as in the whole list, with its command in the row."""
+    (first, *_) = table_after(ask(fleet, "/idle")[1], "Held, and doing nothing")
+    (row, *_) = table_after(ask(fleet, "/")[1], "Held idle: what to act on first")
+    assert first[4].startswith("scancel "), first
+    assert first[4] in row[0]
+
+
 def test_a_group_of_free_gpus_keeps_what_the_list_is_narrowed_to(fleet):
     """Its link leads to its own rows alone: as many as it counts, of the same range."""
     here = f"/idle?period={MONTH}&pool=spare&q=gpu-FREE-4"

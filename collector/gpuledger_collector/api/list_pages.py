@@ -39,12 +39,15 @@ from gpuledger_collector.export.runs import (
     receipt_csv,
 )
 from gpuledger_collector.export.site import ANOMALIES, IDLE, JOBS, LIVE, address, job_path
-from gpuledger_collector.insight.findings import FindingGroup
-from gpuledger_collector.insight.notifications.finding_rules import reclaim_command
+from gpuledger_collector.insight.findings import NO_REMEDY, FindingGroup
 from gpuledger_collector.services.absence import Absence, explain_absence
 from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.database import Connection
-from gpuledger_collector.services.findings import FindingList, list_findings, list_idle_workloads
+from gpuledger_collector.services.findings import (
+    FindingList,
+    list_findings,
+    list_idle_remedies,
+)
 from gpuledger_collector.services.nodes import read_fleet
 from gpuledger_collector.services.owner_names import list_teams
 from gpuledger_collector.services.rated_period import read_rated_period
@@ -121,8 +124,8 @@ def router(context: ReadContext) -> APIRouter:
 
 
 def idle_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -> Response:
-    """Idle GPUs with what they cost and the command that gives each back; held ones first, free
-    ones in groups.
+    """Idle GPUs with what they cost and the command that gives each back; held ones first, what to
+    act on before the rest, free ones in groups.
 
     Without a range: what is idle now.
     """
@@ -141,8 +144,7 @@ def idle_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -
             return csv_file(
                 reports.IDLE.csv_rows(found.items), "idle", file_name(view.filters.range_name)
             )
-        # Beyond the rights of a viewer, and shown for what it sees alone.
-        workloads = list_idle_workloads(connection, now_ms)
+        remedies = list_idle_remedies(connection, found, now_ms)
         fleet = read_fleet(connection, now_ms)
         absence = None if listed.items else _explain(connection, view, span, calendar, now_ms)
         teams = list_teams(connection, view.reader.owner)
@@ -158,13 +160,11 @@ def idle_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -
             may_be_live=True,
         )
     free = () if by == "none" else found.free_by("node" if by == "node" else "model")
-    rows = found if by == "none" else found.held
-    shown = []
-    for item in rows.items[:SHOWN]:
-        workload = workloads.get(item.workload_id or 0) if item.is_ongoing else None
-        command = "" if workload is None else reclaim_command(workload)
-        is_partly_busy = workload is not None and not workload.is_entirely_idle
-        shown.append(reports.idle_facts(item, now_ms, command, is_partly_busy))
+    rows = (found if by == "none" else found.held).to_act_on_first(remedies)
+    shown = [
+        reports.idle_facts(item, now_ms, remedies.get(item.key, NO_REMEDY))
+        for item in rows.items[:SHOWN]
+    ]
     text = html.render(
         "idle.html",
         site=site,

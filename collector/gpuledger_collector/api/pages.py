@@ -61,6 +61,7 @@ from gpuledger_collector.export.site import (
     statement_path,
 )
 from gpuledger_collector.insight.durations import lasting
+from gpuledger_collector.insight.findings import NO_REMEDY
 from gpuledger_collector.insight.nodes import FleetNode
 from gpuledger_collector.insight.pool_outlook import Outlook, PoolOutlook
 from gpuledger_collector.services import new_nodes
@@ -314,10 +315,13 @@ def _current_facts(found: Overview, now_ms: int, *, is_open: bool) -> dict[str, 
 
     `is_open`: whether any agent may report, without a token.
     """
-    ongoing = found.idle.ongoing.dearest_first()
+    ongoing = found.idle.ongoing.to_act_on_first(found.idle_remedies)
     held, heard = ongoing.held, found.first_heard if is_open else ()
     return {
-        "idle": [forms.finding_facts(item) for item in held.items[:SHOWN]],
+        "idle": [
+            forms.finding_facts(item, found.idle_remedies.get(item.key, NO_REMEDY))
+            for item in held.items[:SHOWN]
+        ],
         "free": [free_facts(group, "model") for group in ongoing.free_by("model")[:SHOWN]],
         "idle_count": count_gpus(ongoing.items) if ongoing.items or found.is_idle_known else None,
         "idle_left_out": len(held.items) - SHOWN,

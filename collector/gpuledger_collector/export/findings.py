@@ -15,8 +15,14 @@ from gpuledger_collector.export.html import UNKNOWN, micro
 from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.export.site import Site, anchor
 from gpuledger_collector.insight.durations import lasting
-from gpuledger_collector.insight.findings import UNALLOCATED, FindingGroup, FreeGroup, NamedFinding
-from gpuledger_collector.insight.notifications.finding_rules import RECLAIMABLE_STATES
+from gpuledger_collector.insight.findings import (
+    NO_REMEDY,
+    UNALLOCATED,
+    FindingGroup,
+    FreeGroup,
+    IdleRemedy,
+    NamedFinding,
+)
 from gpuledger_common.plurals import plural
 
 STATES = {
@@ -38,12 +44,11 @@ ADVICE = {
     "data_starved": "Keep the GPU; its job waits for its input.",
     "hollow": "Keep the GPU; its job runs without computing.",
     "underused": "Keep the GPU; a smaller one may do next time.",
-    "faulty": "Take it out of service: gpuledger remediation list",
+    "faulty": "Drain its node, and reset or replace the GPU.",
 }
 """What to do about an accelerator that no command gives back."""
-UNHEALTHY = ("degraded", "failed")
-"""Health in which an accelerator is not offered to anybody."""
 END_IT = "End its job, or ask its user."
+PARTLY_BUSY = "The other GPUs of its job are busy: ask for fewer next time."
 TENTH = Decimal("0.1")
 SHOWN_UUID = 12
 """Characters of a UUID that tell one GPU from another to people."""
@@ -58,13 +63,15 @@ def _hours(ms: int) -> Decimal:
     return (Decimal(ms) / HOUR_MS).quantize(TENTH)
 
 
-def advice(finding: NamedFinding) -> str:
+def advice(finding: NamedFinding, remedy: IdleRemedy = NO_REMEDY) -> str:
     """What to do about an idle accelerator that no command gives back; empty for one that is idle
     no more.
     """
     if not finding.is_ongoing:
         return ""
-    if finding.is_free and finding.health in UNHEALTHY:
+    if remedy.is_partly_busy:
+        return PARTLY_BUSY
+    if finding.is_free and finding.is_out_of_order:
         because = f": {finding.health_cause}" if finding.health_cause else ""
         return f"Nobody holds it, and it is {finding.health}{because}."
     return ADVICE.get(finding.state, END_IT)
@@ -189,14 +196,9 @@ ON_CARD = names(
 
 
 def idle_facts(
-    finding: NamedFinding, now_ms: int, command: str, is_partly_busy: bool
+    finding: NamedFinding, now_ms: int, remedy: IdleRemedy = NO_REMEDY
 ) -> dict[str, Any]:
-    """An idle accelerator as a page shows it. `command` gives it back; '': none does."""
-    advised = advice(finding)
-    if not finding.is_ongoing or finding.state not in RECLAIMABLE_STATES:
-        command = ""
-    elif is_partly_busy:
-        advised = "The other GPUs of its job are busy: ask for fewer next time."
+    """An idle accelerator as a page shows it, with what gives it back."""
     per_day, currency = finding.per_day_micro, finding.currency
     return {
         "key": anchor(finding.key),
@@ -221,8 +223,8 @@ def idle_facts(
             None if currency is None or per_day is None else micro(round(per_day / 24), currency)
         ),
         "per_day": None if currency is None or per_day is None else micro(per_day, currency),
-        "command": command,
-        "advice": advised,
+        "command": remedy.command,
+        "advice": advice(finding, remedy),
         "others": IDLE.others(ON_CARD, finding),
     }
 
@@ -237,13 +239,19 @@ def free_facts(group: FreeGroup, by: str) -> dict[str, Any]:
     more = len(places) - SHOWN_PLACES
     return {
         "name": group.name or UNKNOWN,
-        "counted": count_gpus(group.items),
+        "counted": count_free(group),
         "places": ", ".join(places[:SHOWN_PLACES]) + (f" and {more} more" if more > 0 else ""),
         "since_ms": group.since_ms,
         "per_day": None if group.per_day is None else group.per_day.grouped(),
         "currency": "" if group.per_day is None else group.per_day.currency,
         "narrowed": {by: group.name, "state": UNALLOCATED, "by": "none"},
     }
+
+
+def count_free(group: FreeGroup) -> str:
+    """How many GPUs are free: those that somebody could use, and the rest apart."""
+    usable, rest = count_gpus(group.usable), group.out_of_order
+    return f"{usable}, and {count_gpus(rest)} out of order" if rest else usable
 
 
 def count_gpus(findings: Sequence[NamedFinding]) -> str:

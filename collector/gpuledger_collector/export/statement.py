@@ -51,8 +51,7 @@ from gpuledger_collector.export.site import (
     owner_filter,
     statement_path,
 )
-from gpuledger_collector.insight.findings import NamedFinding
-from gpuledger_collector.insight.notifications.finding_rules import RECLAIMABLE_STATES
+from gpuledger_collector.insight.findings import NO_REMEDY, IdleRemedy, NamedFinding
 from gpuledger_common.plurals import plural
 
 SHARES = shares_report(1)
@@ -337,8 +336,8 @@ def _range_of(period: Period, calendar: Calendar) -> dict[str, str]:
     }
 
 
-def finding_facts(finding: NamedFinding) -> dict[str, Any]:
-    """A finding as a page shows it."""
+def finding_facts(finding: NamedFinding, remedy: IdleRemedy = NO_REMEDY) -> dict[str, Any]:
+    """A finding as a page shows it, with what gives an idle accelerator back."""
     currency, odd = finding.currency, finding.kind == "anomaly"
     per_day = None if odd or currency is None else finding.per_day_micro
     evidence = finding.evidence
@@ -350,7 +349,8 @@ def finding_facts(finding: NamedFinding) -> dict[str, Any]:
             finding.subject if odd else f"{finding.model or 'GPU'}, {finding.subject[:SHOWN_UUID]}"
         ),
         "sentence": evidence.get("sentence", "") if odd else "",
-        "advice": ("" if odd or finding.state in RECLAIMABLE_STATES else advice(finding)),
+        "command": remedy.command,
+        "advice": "" if odd or remedy.command else advice(finding, remedy),
         "who": (
             " · ".join(part for part in (finding.team, "" if odd else finding.job) if part)
             or "nobody"

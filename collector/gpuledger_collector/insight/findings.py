@@ -98,6 +98,8 @@ class RecentHolding:
 
 
 UNALLOCATED = "unallocated"
+OUT_OF_ORDER = ("degraded", "failed")
+"""Health in which an accelerator is not offered to anybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,11 @@ class NamedFinding(Finding):
         one unknown.
         """
         return self.state == UNALLOCATED and not self.team
+
+    @property
+    def is_out_of_order(self) -> bool:
+        """Whether its accelerator is not well now; of a finding that has ended nothing is said."""
+        return self.is_ongoing and self.health in OUT_OF_ORDER
 
     @property
     def is_slice(self) -> bool:
@@ -166,6 +173,21 @@ class NamedFinding(Finding):
 
     def _money(self, micro: int | None) -> Money | None:
         return None if micro is None or not self.currency else Money(micro, self.currency)
+
+
+@dataclass(frozen=True, slots=True)
+class IdleRemedy:
+    """What gives an idle accelerator back: the command that ends its workload, empty where none
+    does; `is_partly_busy`: other accelerators of the workload still work.
+    """
+
+    command: str = ""
+    is_partly_busy: bool = False
+
+
+NO_REMEDY = IdleRemedy()
+IdleRemedies = Mapping[str, IdleRemedy]
+"""By the key of the finding; of what no holder could give back there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +240,16 @@ class FreeGroup:
     name: str
     items: Sequence[NamedFinding]
     per_day: Money | None
+
+    @property
+    def usable(self) -> Sequence[NamedFinding]:
+        """Those that somebody could use."""
+        return [item for item in self.items if not item.is_out_of_order]
+
+    @property
+    def out_of_order(self) -> Sequence[NamedFinding]:
+        """Those that are not well now."""
+        return [item for item in self.items if item.is_out_of_order]
 
     @property
     def since_ms(self) -> int:

@@ -12,10 +12,17 @@ from typing import Literal, Protocol
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.money import Money, total_by_currency
 from gpuledger_collector.accounting.period import Calendar, Period
-from gpuledger_collector.insight.findings import FindingGroup, FreeGroup, NamedFinding
+from gpuledger_collector.insight.findings import (
+    NO_REMEDY,
+    FindingGroup,
+    FreeGroup,
+    IdleRemedies,
+    IdleRemedy,
+    NamedFinding,
+)
 from gpuledger_collector.insight.notifications.finding_rules import (
+    KEPT_STATES,
     RECLAIMABLE_STATES,
-    IdleWorkload,
     reclaim_command,
 )
 from gpuledger_collector.storage.findings import findings
@@ -126,9 +133,16 @@ class FindingList:
         """Those that have not ended."""
         return self.only(lambda item: item.is_ongoing)
 
-    def dearest_first(self) -> FindingList:
-        """By what a further day of each costs."""
-        return replace(self, items=sorted(self.items, key=lambda item: -(item.per_day_micro or 0)))
+    def to_act_on_first(self, remedies: IdleRemedies) -> FindingList:
+        """What somebody should act on now before the rest, each by what a further day of it costs;
+        what has ended stays in its order.
+        """
+
+        def order(item: NamedFinding) -> tuple[bool, int]:
+            per_day = item.per_day
+            return not _is_to_act_on(item, remedies), -(0 if per_day is None else per_day.micro)
+
+        return replace(self, items=sorted(self.items, key=order))
 
     def by_key(self) -> FindingList:
         """In the order of their keys."""
@@ -229,12 +243,34 @@ def list_findings(
     return FindingList(items, findings.progress(connection, kind))
 
 
-def list_idle_workloads(connection: Connection, now_ms: int) -> dict[int, IdleWorkload]:
-    """Workloads of the whole fleet with accelerators that are idle now, by id."""
-    return {workload.workload_id: workload for workload in idle_workloads(connection, now_ms)}
+def _is_to_act_on(item: NamedFinding, remedies: IdleRemedies) -> bool:
+    """Whether somebody holds it who should not, or it is broken."""
+    if not item.is_ongoing or item.is_free or item.state in KEPT_STATES:
+        return False
+    return not remedies.get(item.key, NO_REMEDY).is_partly_busy
 
 
-def list_idle_holders(connection: Connection, found: FindingList, now_ms: int) -> list[IdleHolder]:
+def list_idle_remedies(connection: Connection, found: FindingList, now_ms: int) -> IdleRemedies:
+    """What gives back those of a list that their holders could give back now."""
+    held = [
+        item
+        for item in found.ongoing.items
+        if item.workload_id is not None and item.state in RECLAIMABLE_STATES
+    ]
+    # Beyond the rights of a viewer: whether all that a workload holds is idle, for what it sees.
+    workloads = (
+        {workload.workload_id: workload for workload in idle_workloads(connection, now_ms)}
+        if held
+        else {}
+    )
+    return {
+        item.key: IdleRemedy(reclaim_command(workload), not workload.is_entirely_idle)
+        for item in held
+        if (workload := workloads.get(item.workload_id or 0)) is not None
+    }
+
+
+def list_idle_holders(found: FindingList, remedies: IdleRemedies) -> list[IdleHolder]:
     """Who of a list holds accelerators that it could give back now, dearest first.
 
     A workload whose accelerators are priced in two currencies stands in the list for each.
@@ -243,15 +279,11 @@ def list_idle_holders(connection: Connection, found: FindingList, now_ms: int) -
     for item in found.ongoing.items:
         if item.workload_id is not None and item.state in RECLAIMABLE_STATES and item.currency:
             held[item.workload_id, item.currency].append(item)
-    # Beyond the rights of a viewer: whether all that a workload holds is idle, for what it sees.
-    workloads = list_idle_workloads(connection, now_ms) if held else {}
-    holders = [
-        _idle_holder(items, workloads.get(workload_id)) for (workload_id, _), items in held.items()
-    ]
+    holders = [_idle_holder(items, remedies) for items in held.values()]
     return sorted(holders, key=lambda item: (-item.per_day.micro, item.name, item.key or ""))
 
 
-def _idle_holder(items: Sequence[NamedFinding], workload: IdleWorkload | None) -> IdleHolder:
+def _idle_holder(items: Sequence[NamedFinding], remedies: IdleRemedies) -> IdleHolder:
     first, slices = items[0], sum(item.is_slice for item in items)
     return IdleHolder(
         name=first.job,
@@ -263,7 +295,7 @@ def _idle_holder(items: Sequence[NamedFinding], workload: IdleWorkload | None) -
         slices=slices,
         since_ms=min(item.since_ms for item in items),
         per_day=Money(sum(item.per_day_micro or 0 for item in items), first.currency or ""),
-        command="" if workload is None else reclaim_command(workload),
+        command=remedies.get(first.key, NO_REMEDY).command,
     )
 
 

@@ -12,6 +12,7 @@ from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
 from gpuledger_collector.accounting.rated_period import RatedPeriod
 from gpuledger_collector.accounting.spend_over_time import SpendOverTime
 from gpuledger_collector.accounting.spend_series import MOST_DAYS
+from gpuledger_collector.insight.findings import IdleRemedies
 from gpuledger_collector.insight.nodes import SILENT_MS, Fleet, FleetNode
 from gpuledger_collector.services.absence import Absence, explain_absence
 from gpuledger_collector.services.budget_status import standings
@@ -22,6 +23,7 @@ from gpuledger_collector.services.findings import (
     Viewer,
     list_findings,
     list_idle_holders,
+    list_idle_remedies,
 )
 from gpuledger_collector.services.rated_period import read_rated_period
 from gpuledger_collector.services.spend_series import read_spend
@@ -58,6 +60,7 @@ class Overview:
     corrections: Sequence[CorrectionSum]
     later_corrections: Sequence[LaterCorrections]
     idle: FindingList
+    idle_remedies: IdleRemedies
     idle_holders: Sequence[IdleHolder]
     anomalies: FindingList
     budgets: Sequence[Status]
@@ -85,6 +88,7 @@ def read_overview(
         costs_by_day = overview.daily_by_team(connection, trend, owner or {})
     day, week = (Period(now_ms - days * DAY_MS, now_ms + 1) for days in (1, ANOMALY_DAYS))
     idle = list_findings(connection, "idle", day, viewer, shown)
+    remedies = list_idle_remedies(connection, idle, now_ms)
     absence = (
         None
         if direct.rows
@@ -122,7 +126,8 @@ def read_overview(
             _later_corrections(connection, period, calendar) if owner is None else []
         ),
         idle=idle,
-        idle_holders=list_idle_holders(connection, idle, now_ms),
+        idle_remedies=remedies,
+        idle_holders=list_idle_holders(idle, remedies),
         anomalies=list_findings(connection, "anomaly", week, viewer, shown),
         budgets=standings(connection, now_ms, viewer, shown),
         nodes=overview.nodes(connection, now_ms - SILENT_MS) if owner is None else [],

@@ -20,6 +20,8 @@ from gpuledger_collector.insight.notifications.messages import is_address
 IDLE, ANOMALY = "idle", "anomaly"
 RECLAIMABLE_STATES = ("never_used", "gone_idle")
 """States in which the holder could give the GPU back."""
+KEPT_STATES = ("throttled", "data_starved", "hollow", "underused")
+"""States in which the holder works with the GPU, and keeps it."""
 MIN_IDLE_MINUTES = 20
 """Minimum idle time before notifying, whatever a file declares: shorter pauses are usual between
 pieces of work.
