@@ -475,8 +475,8 @@ def test_a_node_with_a_sick_gpu_stands_first(fleet, overview, reads):
     for number, node in ((1, "a-well"), (2, "b-sick"), (3, "c-well")):
         fleet.capacity(number, 30 * DAY, node=node)
     fleet.connection.execute(
-        "UPDATE accelerator SET health = CASE uuid WHEN 'GPU-0002' THEN 'degraded' ELSE 'ok' END,"
-        " health_cause = CASE uuid WHEN 'GPU-0002' THEN 'slowed by heat' ELSE '' END"
+        "UPDATE accelerator SET gpu_index = 4, health = CASE uuid WHEN 'GPU-0002' THEN 'degraded'"
+        " ELSE 'ok' END, health_cause = CASE uuid WHEN 'GPU-0002' THEN 'slowed by heat' ELSE '' END"
     )
     fleet.connection.execute(
         "UPDATE node SET last_seen_at = to_timestamp(%s) + (name = 'b-sick')::int * interval '1"
@@ -491,7 +491,67 @@ def test_a_node_with_a_sick_gpu_stands_first(fleet, overview, reads):
         ["c-well", "ok"],
     ]
     drawn = fleet_page(reads, MapAddress(None, ColorBy.STATE, "", None, None), View(ANYBODY))
-    assert "degraded : 1 accelerator on b-sick : slowed by heat" in Page(drawn.body.decode()).text
+    assert (
+        "degraded : 1 accelerator on b-sick GPU 4 of b-sick , NVIDIA H100 80GB HBM3: slowed by heat"
+        in Page(drawn.body.decode()).text
+    )
+
+
+def test_the_fleet_says_why_the_list_of_idle_gpus_is_shorter(fleet, reads):
+    """Idle at this reading is not yet idle for long enough."""
+    fleet.capacity(1, 30 * DAY)
+    fleet.connection.execute(
+        "INSERT INTO gpu_latest (accelerator_id, at_ms, state, gpu_utilization_ratio) SELECT id, %s,"
+        " 'held', 0 FROM accelerator WHERE uuid = 'GPU-0001'",
+        (reads.now_ms - 60_000,),
+    )
+    now = fleet_page(reads, MapAddress(None, ColorBy.STATE, "", None, None), View(ANYBODY))
+    page = Page(now.body.decode())
+    assert page.faults == []
+    assert "held idle : 1 accelerator on n1 ; idle at this reading, warm replicas" in page.text
+    assert "/idle" in page.links
+
+
+@pytest.mark.parametrize(
+    ("state", "seconds", "who"),
+    [
+        ("held", 60, "held by training (ada)"),
+        ("unallocated", 60, "nobody holds it"),
+        ("held", 900, "who holds it is not known"),
+    ],
+)
+def test_a_sick_gpu_is_named_with_who_holds_it(fleet, overview, reads, state, seconds, who):
+    """By its number on its node, which is no count, and with a link to its page; a divided board is
+    one of the GPUs.
+    """
+    fleet.workload(4, team="vision")
+    for number in (1, 2, 3, 4):
+        fleet.accelerator(number)
+        fleet.capacity(number, 30 * DAY)
+    fleet.connection.execute(
+        "UPDATE accelerator SET gpu_index = 4, health = CASE uuid WHEN 'GPU-0002' THEN 'degraded'"
+        " ELSE 'ok' END, health_cause = CASE uuid WHEN 'GPU-0002' THEN 'slowed by heat' ELSE '' END"
+    )
+    fleet.connection.execute(
+        "UPDATE accelerator SET device_uuid = 'GPU-board', gpu_micro = 250000, mig_instance ="
+        " '1g.10gb' WHERE uuid IN ('GPU-0003', 'GPU-0004')"
+    )
+    fleet.connection.execute("UPDATE node SET last_seen_at = now() + interval '100 years'")
+    fleet.connection.execute(
+        "UPDATE workload SET name = 'training', user_name = 'ada' WHERE id = (SELECT min(id) FROM"
+        " workload)"
+    )
+    fleet.connection.execute(
+        "INSERT INTO gpu_latest (accelerator_id, at_ms, state, workload_id) SELECT a.id, %s, %s,"
+        " (SELECT min(id) FROM workload) FROM accelerator a WHERE uuid = 'GPU-0002'",
+        (reads.now_ms - seconds * 1000, state),
+    )
+    page = Page(overview())
+    assert page.faults == []
+    assert "1 degraded 2 ok of 3 GPUs, each divided one counted once, by its worst" in page.text
+    named = f"GPU 4 of n1 , NVIDIA H100 80GB HBM3: slowed by heat; {who}"
+    assert named in page.text, page.text
+    assert "/fleet/gpu/GPU-0002" in page.links
 
 
 def test_a_budget_that_is_spent_says_by_how_much(rated, run, written, overview, reads):

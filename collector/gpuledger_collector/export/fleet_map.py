@@ -85,8 +85,6 @@ MOST_ROWS = 300
 """Rows of a table; the others are added up in one."""
 MOST_NAMED = 8
 """Names after a count of what needs attention."""
-MOST_CAUSES = 3
-"""Different reasons after them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,8 +504,8 @@ def group_rows(
 
 @dataclass(frozen=True, slots=True)
 class TroubleRow:
-    """What needs attention: the word, how many, on how many nodes, and the first of them; `causes`
-    are the first reasons that nodes report.
+    """What needs attention: the word, how many, on how many nodes, and the first of them; `sick` are
+    the first accelerators that are not well, `others` counts those beyond.
     """
 
     name: str
@@ -516,7 +514,8 @@ class TroubleRow:
     nodes: int
     links: tuple[tuple[str, str], ...]
     left_out: int
-    causes: tuple[str, ...]
+    sick: tuple[MappedAccelerator, ...]
+    others: int
 
 
 def trouble_rows(fleet: FleetMap, here: MapAddress) -> list[TroubleRow]:
@@ -531,7 +530,7 @@ def _trouble(name: str, items: Sequence[MappedAccelerator], here: MapAddress) ->
         for pool, node in nodes[:MOST_NAMED]
     )
     css = CLASSES.get({"silent node": UNOBSERVED, "held idle": IDLE}.get(name, name), "")
-    causes = tuple(dict.fromkeys(item.cause for item in items if item.cause))
+    sick = tuple(items[:MOST_NAMED]) if name in SICK else ()
     return TroubleRow(
         name=name,
         css=f"m-{css}",
@@ -539,7 +538,8 @@ def _trouble(name: str, items: Sequence[MappedAccelerator], here: MapAddress) ->
         nodes=len(nodes),
         links=links,
         left_out=max(0, len(nodes) - MOST_NAMED),
-        causes=causes[:MOST_CAUSES] if name in SICK else (),
+        sick=sick,
+        others=len(items) - len(sick) if sick else 0,
     )
 
 

@@ -34,6 +34,7 @@ from gpuledger_collector.export.site import (
 )
 from gpuledger_collector.insight.durations import lasting
 from gpuledger_collector.insight.findings import AT_LISTED_RATES
+from gpuledger_collector.insight.gpu_names import gpu_name
 from gpuledger_common.escapes import escape_lines, escape_text
 from gpuledger_common.plurals import plural
 
@@ -104,6 +105,7 @@ def environment() -> Environment:
         "unpaid_word": word_of_unpaid,
         "tenths": tenths,
         "energy": energy,
+        "gpu_name": gpu_name,
     }
     templates.globals |= {
         "css": Markup(css()),  # noqa: S704 - our own file

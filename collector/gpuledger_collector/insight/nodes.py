@@ -85,16 +85,24 @@ class NodeHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Ailing:
-    """An accelerator that is not well, and why."""
+    """An accelerator that is not well, why, and who holds it now."""
 
     node: str
-    accelerator: str
+    uuid: str
+    gpu_index: int | None
+    mig_instance: str | None
+    model: str
     cause: str
+    state: str | None
+    """Held, unallocated, ...; None: no reading says it."""
+    job: str
+    job_key: str
+    user: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """The fleet now: whole devices, accelerators by state of health, the first of those that ail,
+    """The fleet now: whole devices, the same by state of health, the first accelerators that ail,
     and its nodes.
     """
 
@@ -103,6 +111,7 @@ class Fleet:
     slices: int
     """How many accelerators are a part of a device (MIG)."""
     healths: Sequence[tuple[str, int]]
+    """Whole devices: a divided one is what the worst of its parts is."""
     causes: Sequence[Ailing]
     nodes: int
     silent: int

@@ -80,8 +80,12 @@ def corrections_by_booked_day(
     ]
 
 
-_BOARDS = "count(DISTINCT coalesce(nullif(a.device_uuid, ''), a.uuid))"
+_BOARD = "coalesce(nullif(a.device_uuid, ''), a.uuid)"
+_BOARDS = f"count(DISTINCT {_BOARD})"
 """Whole devices: the slices of one are one."""
+_WORST_FIRST = (
+    "array_position(ARRAY['failed', 'degraded', 'silent', 'unknown', 'ok'], {health}::text)"
+)
 
 
 def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
@@ -89,22 +93,29 @@ def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
     there = """FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
         WHERE c.out_ms IS NULL"""
     # What an accelerator was when its node fell silent is not known of now.
-    health = (
-        "CASE WHEN extract(epoch FROM n.last_seen_at) * 1000 < %s THEN 'silent' ELSE a.health END"
-    )
+    health = "CASE WHEN extract(epoch FROM n.last_seen_at) * 1000 < %(silent_before)s THEN 'silent' ELSE a.health END"
     healths = select(
         connection,
-        f"SELECT {health} AS health, count(*) AS number, count(*) FILTER (WHERE"
-        f" a.gpu_micro < {MICRO}) AS slices {there} GROUP BY 1 ORDER BY 1",
-        (silent_before_ms,),
+        f"SELECT health, count(*) AS number FROM (SELECT DISTINCT ON ({_BOARD}) {health} AS health"
+        f" {there} ORDER BY {_BOARD}, {_WORST_FIRST.format(health=health)}) boards"
+        " GROUP BY 1 ORDER BY 1",
+        {"silent_before": silent_before_ms},
     )
     causes = select_as(
         connection,
         Ailing,
-        "SELECT coalesce(n.name, '') AS node, a.model || coalesce(' ' || a.gpu_index, '') AS"
-        " accelerator, coalesce(nullif(a.health_cause, ''), a.health) AS cause "
-        f"{there} AND {health} NOT IN ('ok', 'unknown', 'silent') ORDER BY 1, 2 LIMIT %s",
-        (silent_before_ms, MOST_CAUSES),
+        f"""
+        SELECT coalesce(n.name, '') AS node, a.uuid, a.gpu_index, nullif(a.mig_instance, '') AS mig_instance,
+            a.model, coalesce(nullif(a.health_cause, ''), a.health) AS cause, l.state,
+            coalesce(nullif(w.name, ''), w.external_id, '') AS job, coalesce(w.key, '') AS job_key,
+            coalesce(w.user_name, '') AS user
+        FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
+            LEFT JOIN gpu_latest l ON l.accelerator_id = a.id AND l.at_ms >= %(silent_before)s
+            LEFT JOIN workload w ON w.id = l.workload_id AND l.state = 'held'
+        WHERE c.out_ms IS NULL AND {health} NOT IN ('ok', 'unknown', 'silent')
+        ORDER BY 1, a.gpu_index, a.uuid LIMIT %(most)s
+        """,
+        {"silent_before": silent_before_ms, "most": MOST_CAUSES},
     )
     (counts,) = select(
         connection,
@@ -113,8 +124,10 @@ def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
         {"silent_before": silent_before_ms},
     )
     return Fleet(
-        slices=sum(row.slices for row in healths),
-        gpus=select_value(connection, f"SELECT {_BOARDS} {there}"),
+        slices=select_value(
+            connection, f"SELECT count(*) FILTER (WHERE a.gpu_micro < {MICRO}) {there}"
+        ),
+        gpus=sum(row.number for row in healths),
         healths=[(row.health, row.number) for row in healths],
         causes=causes,
         **counts._asdict(),
