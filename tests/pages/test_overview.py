@@ -8,6 +8,7 @@ import io
 import json
 import re
 import threading
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -17,13 +18,15 @@ from fakes.fleet import DAY, HOUR, Held
 from fakes.pages import Page
 from gpuledger_collector.accounting.period import format_instant, parse_instant
 from gpuledger_collector.accounting.state_words import word_of_unpaid
-from gpuledger_collector.api import pages
+from gpuledger_collector.api import fleet_pages, pages
 from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
 from gpuledger_collector.api.fleet_map_page import fleet_page
-from gpuledger_collector.api.page_routes import View
+from gpuledger_collector.api.page_routes import HourlyCache, View
 from gpuledger_collector.export.fleet_map import MapAddress
 from gpuledger_collector.insight.fleet_map import ColorBy
+from gpuledger_collector.insight.forecast_history import StoredForecast
 from gpuledger_collector.insight.pool_outlook import Outlook, PoolOutlook
+from gpuledger_collector.storage.capacity import backtests
 
 from .conftest import HOSTILE
 
@@ -510,6 +513,42 @@ def test_the_fleet_says_why_the_list_of_idle_gpus_is_shorter(fleet, reads):
     assert page.faults == []
     assert "held idle : 1 accelerator on n1 ; idle at this reading, warm replicas" in page.text
     assert "/idle" in page.links
+
+
+class NoneYet(HourlyCache[Outlook]):
+    """A forecast that is still being computed."""
+
+    def get(self, *_):
+        return None
+
+
+def test_a_stored_forecast_is_shown_until_the_new_one_is_there(rated, overview, reads):
+    """With the instant up to which it knew the demand, and its hours that are still to come."""
+    waiting = reads.now_ms
+    hour_ms = waiting // HOUR * HOUR
+    band = tuple((float(hour), hour + 5.0, hour + 9.0) for hour in range(24))
+    stored = StoredForecast(
+        "pool", "us", hour_ms - 10 * HOUR, waiting, False, (0.1, 0.5, 0.9), band, (), {}
+    )
+    old = replace(stored, series="eu", origin_ms=hour_ms - 25 * HOUR)
+    backtests.insert(rated.connection, [stored, old])
+    none_yet = NoneYet(lambda: Outlook())
+    page = Page(overview_text(reads, none_yet))
+    assert page.faults == []
+    assert "The last stored forecast, from what was known up to 31 Oct, 03:00 , until" in page.text
+    assert "Over the next 15 hours between 9 and 32 GPUs with 80 % probability" in page.text
+    assert "Pool eu" not in page.text
+    view = View(Principal("admin", "a"))
+    demand = Page(fleet_pages.demand_page(reads, none_yet, view).body.decode())
+    assert demand.faults == []
+    assert "Over the next 15 hours between 9 and 32 GPUs" in demand.text
+
+
+def test_the_way_to_why_a_team_paid_more_is_seen(overview, rated):
+    """It is the statement of the team; unusual spending names few teams."""
+    text = Page(overview()).text
+    assert "which says why it paid more or less than before: by price, volume and mix" in text
+    assert "Why a team paid more or less than before stands in its statement" in text
 
 
 @pytest.mark.parametrize(

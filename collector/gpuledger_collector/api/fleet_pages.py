@@ -37,7 +37,7 @@ from gpuledger_collector.insight.free_gpus import FreeModel
 from gpuledger_collector.insight.pool_outlook import Outlook
 from gpuledger_collector.services.absence import explain_absence
 from gpuledger_collector.services.billing_calendar import calendar_of
-from gpuledger_collector.services.forecasts import MOST_POOLS, forecast_records
+from gpuledger_collector.services.forecasts import MOST_POOLS, forecast_records, stored_outlook
 from gpuledger_collector.services.free_gpus import read_free_gpus
 from gpuledger_collector.services.month_proof import keep_results, read_trust
 
@@ -101,6 +101,7 @@ def demand_page(
             return csv_file(free_gpus.FREE_MODELS.csv_rows(free), "free-gpus")
         every_record = forecast_records(connection, "pool")
         whole = outlook.get(now_ms)
+        shown = stored_outlook(connection, now_ms) if whole is None else whole
         site = view.site(
             connection,
             DEMAND,
@@ -116,10 +117,10 @@ def demand_page(
             },
         )
     records = [record for record in every_record if _admits(narrowing, record.series)]
-    pools = None if whole is None else whole.only(lambda name: _admits(narrowing, name))
+    pools = None if shown is None else shown.only(lambda name: _admits(narrowing, name))
     if is_demand_csv:
-        return csv_file(DEMAND_HOURS.csv_rows(pools.hours if pools else ()), "demand")
-    if pools is None:
+        return csv_file(DEMAND_HOURS.csv_rows(pools.hours if pools and whole else ()), "demand")
+    if whole is None:
         site = being_forecast(site)
     current = {pool.name for pool in pools.pools} if pools else set()
 
@@ -133,9 +134,10 @@ def demand_page(
         pools=None if pools is None else [pool_facts(pool) for pool in pools.pools],
         pools_left_out=0 if pools is None else pools.left_out,
         ended=ended_pools(pools),
+        stored_ms=None if pools is None else pools.stored_ms,
         records=[_accuracy(record) for record in sorted(records, key=is_gone)[:MOST_POOLS]],
         records_left_out=max(len(records) - MOST_POOLS, 0),
-        form=_demand_form(site, narrowing, every_record, whole, models, wanted),
+        form=_demand_form(site, narrowing, every_record, shown, models, wanted),
         free=[_free_facts(item, site, narrowing.model, zone) for item in free],
         counts=sorted({gpus for item in free for gpus in item.at_once if item.week_of(gpus)}),
         zone=zone,

@@ -69,6 +69,7 @@ from gpuledger_collector.services.absence import explain_absence
 from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.chargeback import notices
 from gpuledger_collector.services.findings import DearestHolders, dearest_holders
+from gpuledger_collector.services.forecasts import stored_outlook
 from gpuledger_collector.services.overview import ANOMALY_DAYS, Overview, read_overview
 from gpuledger_collector.services.rated_period import read_extent
 from gpuledger_collector.services.statement import (
@@ -261,6 +262,8 @@ def overview_page(
     pools = outlook.get(now_ms) if shows_fleet and not empty else None
     if shows_fleet and not empty and pools is None:
         site = being_forecast(site)
+        with context.connection(view.reader) as connection:
+            pools = stored_outlook(connection, now_ms)
     text = html.render(
         "overview.html",
         site=site,
@@ -271,6 +274,7 @@ def overview_page(
         pools=None if pools is None else [pool_facts(pool) for pool in pools.pools],
         pools_left_out=0 if pools is None else pools.left_out,
         ended=ended_pools(pools),
+        stored_ms=None if pools is None else pools.stored_ms,
         **_ledger_facts(found, view, view.filters.range_name or month, now_ms),
         **_current_facts(found, now_ms, is_open=context.keys.lets_anybody_report),
     )
@@ -472,10 +476,8 @@ def pool_facts(pool: PoolOutlook) -> dict[str, Any]:
         f" GPUs with 80 % probability; the peak, in {plural(peak + 1, 'hour')}, between"
         f" {lows[peak]:.0f} and {highs[peak]:.0f}."
     )
-    title = (
-        f"Demand of pool {pool.name} in GPUs: the last {plural(len(pool.past), 'hour')} and the"
-        f" next {len(middles)}"
-    )
+    past = f"the last {plural(len(pool.past), 'hour')} and " if pool.past else ""
+    title = f"Demand of pool {pool.name} in GPUs: {past}the next {plural(len(middles), 'hour')}"
     limit = None
     if pool.capacity is not None:
         limit = (pool.capacity, f"capacity {html.gpus(pool.capacity)}")

@@ -73,12 +73,14 @@ class Outlook:
     """Demand of the largest pools, by name, and how many others there are.
 
     `ended`: pools whose demand is not known any more, and up to when it was; nothing comes next of
-    them.
+    them. `stored_ms`: of a forecast that was stored, up to when it knew the demand; None: it is made
+    from all that is known.
     """
 
     pools: tuple[PoolOutlook, ...] = ()
     left_out: int = 0
     ended: tuple[tuple[str, int], ...] = ()
+    stored_ms: int | None = None
 
     def only(self, condition: Callable[[str], bool]) -> Outlook:
         """The outlook of the pools whose name meets a condition."""

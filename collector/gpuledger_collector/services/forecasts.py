@@ -47,6 +47,8 @@ MOST_POOLS = 50
 hundred, and each takes milliseconds.
 """
 OUTLOOK_PAST_HOURS, OUTLOOK_HOURS = 72, 24
+BAND = (0.1, 0.5, 0.9)
+"""Quantiles of a forecast that people see: low, likely and high."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def forecast_outlook(database: Database, now_ms: int) -> Outlook:
     going_on = [series for series in largest.pools if ended[series.name] is None]
     for ahead in forecast_pools(going_on, OUTLOOK_HOURS, now_ms):
         values = pools[ahead.series].values[-OUTLOOK_PAST_HOURS:]
-        band = [ahead.quantiles.index(quantile) for quantile in (0.1, 0.5, 0.9)]
+        band = [ahead.quantiles.index(quantile) for quantile in BAND]
         outlooks.append(
             PoolOutlook(
                 name=ahead.series,
@@ -124,6 +126,40 @@ def forecast_outlook(database: Database, now_ms: int) -> Outlook:
         tuple(outlooks),
         largest.left_out,
         tuple((name, until_ms) for name, until_ms in ended.items() if until_ms is not None),
+    )
+
+
+def stored_outlook(connection: Connection, now_ms: int) -> Outlook | None:
+    """What the latest stored forecasts say of the hours still to come, for a page that waits for a
+    new one; None: none reaches so far. Past hours are left out: reading them is what takes time.
+    """
+    hour_ms = now_ms // HOUR_MS * HOUR_MS
+    stored = backtests.list_stored(connection, "pool", hour_ms - HORIZON_HOURS * HOUR_MS)
+    latest = {each.series: each for each in stored}
+    capacity = demand.capacity_by_pool(connection, now_ms) if latest else {}
+    outlooks = []
+    for name, each in latest.items():
+        band = [each.quantiles.index(quantile) for quantile in BAND]
+        ahead = each.values[(hour_ms - each.origin_ms) // HOUR_MS - 1 :]
+        outlooks.append(
+            PoolOutlook(
+                name=name,
+                past=(),
+                ahead=tuple((row[band[0]], row[band[1]], row[band[2]]) for row in ahead),
+                note=each.note or "",
+                first_ms=hour_ms,
+                capacity=capacity.get(name),
+            )
+        )
+    if not outlooks:
+        return None
+    largest = sorted(
+        outlooks, key=lambda pool: (-sum(likely for _, likely, _ in pool.ahead), pool.name)
+    )
+    return Outlook(
+        tuple(sorted(largest[:MOST_POOLS], key=lambda pool: pool.name)),
+        max(len(largest) - MOST_POOLS, 0),
+        stored_ms=max(each.origin_ms for each in latest.values()) + HOUR_MS,
     )
 
 
