@@ -23,7 +23,7 @@ from gpuledger_collector.services.forecasts import store_forecasts
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.idle_search import find_idle
 from gpuledger_collector.services.inference_days import store_inference_days
-from gpuledger_collector.services.month_proof import prove_months
+from gpuledger_collector.services.month_proof import compare_seals, prove_months
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.services.reclaim import reclaim_idle
 from gpuledger_collector.services.recommendation_search import recommend
@@ -121,7 +121,7 @@ def _ledger_jobs(c: _Context) -> list[Job]:
             lambda: rate_usage(database, c.now_ms, stopping=c.stopping),
             "days rated",
         ),
-        # Apart: it reads every charge of a month, and rating need not wait for it.
+        # Apart: they read every charge of a month, and rating need not wait for them.
         Job(
             "prove_months",
             PROVE_SECONDS,
@@ -134,6 +134,13 @@ def _ledger_jobs(c: _Context) -> list[Job]:
             HOUR_SECONDS,
             lambda: store_inference_days(database, c.now_ms),
             "days of servers stored",
+            apart=True,
+        ),
+        Job(
+            "compare_seals",
+            PROVE_SECONDS,
+            lambda: compare_seals(database, c.now_ms, c.stopping),
+            "seals compared",
             apart=True,
         ),
     ]

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 
 NODES, BATCHES = 3, 8
 APART = [
+    "compare_seals",
     "expire",
     "merge_partitions",
     "pack_samples",

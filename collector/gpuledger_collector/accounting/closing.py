@@ -64,6 +64,23 @@ class LaterCorrections(CorrectionSum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaterChange:
+    """What corrections of a closed month moved at one owner, or of what nobody pays, in one
+    currency.
+
+    `currency` None: time without a price.
+    """
+
+    owner: str
+    state: str
+    currency: str | None
+    booked_ms: int
+    lines: int
+    gpu_ns: int
+    micro: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Invoice:
     """What one owner is billed for a closed month: the exact amount and the minor units that were
     booked.

@@ -23,6 +23,14 @@ class Standing(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class SealComparison:
+    """When the lines of a closed month were compared with its seal, and whether they were those."""
+
+    asked_ms: int
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
 class MonthProof:
     """What the proof said of a month: when it was asked, how deep, whether it held, and on which
     dates it did not.
@@ -36,6 +44,8 @@ class MonthProof:
     ledger_state: str
     is_current: bool = True
     """Whether nothing of the month was rated, or asks to be, since."""
+    seal: SealComparison | None = None
+    """What became of its seal; None: it is open, or was not compared since its close."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,5 +270,6 @@ def trust_page(context: ReadContext, view: View, narrowing: Narrowing = WHOLE) -
         coverage=sheet.coverage,
         closed=list(reversed(trust.closed_months)),
         corrected=trust.corrections,
+        verdict=trust.verdict,
     )
     return page(text, site=site)

@@ -68,6 +68,7 @@ from gpuledger_collector.services import new_nodes
 from gpuledger_collector.services.absence import explain_absence
 from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.chargeback import notices
+from gpuledger_collector.services.closed_verdict import read_closed_verdict
 from gpuledger_collector.services.findings import DearestHolders, dearest_holders
 from gpuledger_collector.services.forecasts import stored_outlook
 from gpuledger_collector.services.overview import ANOMALY_DAYS, Overview, read_overview
@@ -201,6 +202,9 @@ def month_page(
         narrowed = replace(view, filters=replace(view.filters, period=month))
         path = f"/statements/{level}/{month}"
         extent = read_extent(connection, now_ms)
+        verdict = read_closed_verdict(
+            connection, extent.calendar.month(month), extent.calendar, reader.owner
+        )
         absence = None
         if not whole.rows:
             period = extent.calendar.month(month)
@@ -233,6 +237,7 @@ def month_page(
             form=form,
             row_count=len(whole.rows),
             absence=absence,
+            verdict=verdict,
         ),
         site=site,
     )
@@ -309,6 +314,7 @@ def _ledger_facts(found: Overview, view: View, month: str, now_ms: int) -> dict[
         "absence": found.absence,
         "corrected": found.corrections,
         "corrected_later": found.later_corrections,
+        "verdict": found.verdict,
         "trust": forms.trust(rated.checks, rated.proof),
         "closed": rated.closed_months[-1] if rated.closed_months else None,
     }

@@ -148,7 +148,7 @@ def periods(
             months = [(closed, None) for closed in list_closed(session.database)]
         else:
             try:
-                months = [verify_month(session.database, check)]
+                months = [verify_month(session.database, check, session.now_ms)]
             except StillOpen:
                 refuse(f"{check} is open: there is no seal yet", FINDINGS)
     if form is options.Format.table:

@@ -15,6 +15,7 @@ from gpuledger_collector.accounting import readable
 from gpuledger_collector.accounting.budget_status import Ahead, Status
 from gpuledger_collector.accounting.budgets import top
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, ReportRow
+from gpuledger_collector.accounting.closed_verdict import ClosedVerdict
 from gpuledger_collector.accounting.closing import ClosedPeriod
 from gpuledger_collector.accounting.fair_share import ShareUse, list_lines
 from gpuledger_collector.accounting.ledger import ConservationCheck
@@ -79,6 +80,8 @@ class Statement:
     made_ms: int
     known_ms: int | None
     closed: ClosedPeriod | None
+    verdict: ClosedVerdict | None
+    """Of a closed month: what became of its seal, and what was corrected since."""
     sections: tuple[StatementSection, ...]
     changes: Mapping[str, SpendChange]
     unpriced_ns: int
@@ -117,9 +120,9 @@ def as_html(statement: Statement, site: Site | None = None) -> str:
         budgets=[budget_facts(status) for status in statement.budgets],
         findings=[finding_facts(finding) for finding in statement.findings[:SHOWN_FINDINGS]],
         more_findings=max(len(statement.findings) - SHOWN_FINDINGS, 0),
-        amended=[
-            (currency, micro) for currency, micro in sorted(statement.amended.items()) if micro
-        ],
+        amended=any(statement.amended.values()),
+        # A file of a closed month stays the same bytes until something is corrected.
+        verdict=statement.verdict if site is not None else None,
         shares=list(map(SHARES.texts, list_lines(statement.shares))),
         contested=[_contested_row(contested) for contested in statement.contested],
         marks={
@@ -147,11 +150,13 @@ def index(
     form: ListForm | None = None,
     row_count: int = 0,
     absence: object = None,
+    verdict: ClosedVerdict | None = None,
 ) -> str:
     """A page of who pays in a month, that leads to the statements; `files`: by owner, where they
     are files.
 
-    `form` narrows it from `row_count` rows; `absence` says why there is none.
+    `form` narrows it from `row_count` rows; `absence` says why there is none. `verdict`: of a
+    closed month.
     """
 
     def path(owner: str) -> str | None:
@@ -174,6 +179,7 @@ def index(
         listed=row_count,
         is_part=form is not None and len(report.rows) < row_count,
         absence=absence,
+        verdict=verdict,
         rows=[
             {
                 "row": row,

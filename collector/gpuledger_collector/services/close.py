@@ -26,6 +26,7 @@ from gpuledger_collector.accounting.identities import (
     differences,
 )
 from gpuledger_collector.accounting.ledger import ExportedCharge
+from gpuledger_collector.accounting.month_proof import SealComparison
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.export import proof
@@ -37,6 +38,7 @@ from gpuledger_collector.storage.access import audited
 from gpuledger_collector.storage.billing import (
     allocation,
     identities,
+    month_proofs,
     periods,
     rated_days,
     reports,
@@ -168,11 +170,20 @@ def list_closed(database: Database) -> list[ClosedPeriod]:
         return periods.list_closed(connection)
 
 
-def verify_month(database: Database, name: str) -> tuple[ClosedPeriod, Verification]:
-    """Check a closed month while nobody rates. Raises StillOpen."""
+def verify_month(database: Database, name: str, now_ms: int) -> tuple[ClosedPeriod, Verification]:
+    """Check a closed month while nobody rates, and keep what became of its seal. Raises StillOpen."""
     with database.transaction(Lock.LEDGER) as connection:
         closed = _closed_month(connection, name)
-        return closed, verify(connection, closed)
+        verification = verify(connection, closed)
+    keep_seal(database, closed, SealComparison(now_ms, verification.sealed))
+    return closed, verification
+
+
+def keep_seal(database: Database, month: ClosedPeriod, seal: SealComparison) -> None:
+    """Store what became of a seal, in a transaction of its own."""
+    if not database.standby:
+        with database.transaction() as connection:
+            month_proofs.update_seal(connection, month.period, seal)
 
 
 def bill_corrections(
@@ -229,9 +240,7 @@ def verify(connection: Connection, closed: ClosedPeriod) -> Verification:
     lines = list(reports.charges(connection, closed.period))
     # The order of the lines is part of the seal, so `reports.charges` must return the same order as
     # at the close.
-    sealed = len(lines) == closed.lines and (
-        seal_of(lines) == closed.seal or _is_sealed_untied(connection, closed)
-    )
+    sealed = _is_seal_of(connection, closed, lines)
     sums = reconcile(connection, closed.period, anew=False)
     content = periods.receipt(connection, closed.name) or {}
     tables = sealed_tables.compare(connection, closed)
@@ -251,6 +260,20 @@ def verify(connection: Connection, closed: ClosedPeriod) -> Verification:
     ]
     return Verification(
         sealed, [*proof.failures(sums), *proof.places(mismatches)], tables.uncovered
+    )
+
+
+def is_sealed(connection: Connection, closed: ClosedPeriod) -> bool:
+    """Whether the lines of a closed period are those that were sealed, read one after the other."""
+    return _is_seal_of(connection, closed, reports.charges(connection, closed.period))
+
+
+def _is_seal_of(
+    connection: Connection, closed: ClosedPeriod, lines: Iterable[ExportedCharge]
+) -> bool:
+    leaves = [seal.leaf(seal.line_of(line)) for line in lines]
+    return len(leaves) == closed.lines and (
+        seal.root(leaves).hex() == closed.seal or _is_sealed_untied(connection, closed)
     )
 
 

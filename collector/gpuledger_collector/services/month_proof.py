@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gpuledger_collector.accounting.closed_verdict import ClosedVerdict
 from gpuledger_collector.accounting.closing import ClosedPeriod, CorrectionSum
 from gpuledger_collector.accounting.identities import CAPACITY, Depth
-from gpuledger_collector.accounting.month_proof import DEPTHS, MonthProof
+from gpuledger_collector.accounting.month_proof import DEPTHS, MonthProof, SealComparison
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.reconciliation import Reconciliation
+from gpuledger_collector.services.close import is_sealed, keep_seal
+from gpuledger_collector.services.closed_verdict import verdict_of
+from gpuledger_collector.services.rated_period import read_rated_period
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.storage import overview
 from gpuledger_collector.storage.billing import month_proofs, periods
@@ -20,6 +24,11 @@ from gpuledger_collector.storage.locks import Connection, Lock
 ASK_AGAIN_MS = DAY_MS
 """An open month is asked again after this time also where nothing was told: a row may have been
 changed by SQL.
+"""
+
+COMPARE_AGAIN_MS = 30 * DAY_MS
+"""A closed month is compared with its seal again after this time: reading its lines takes a minute
+for a million.
 """
 
 
@@ -33,6 +42,8 @@ class Trust:
     results: Sequence[MonthProof]
     closed_months: Sequence[ClosedPeriod]
     corrections: Sequence[CorrectionSum]
+    verdict: ClosedVerdict | None
+    """Where the period is a closed month."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +78,37 @@ def prove_months(
     return count
 
 
+def compare_seals(
+    database: Database, now_ms: int, stopping: Callable[[], bool] = lambda: False
+) -> int:
+    """Compare the lines of closed months with their seals, those first that never were; return how
+    many were compared.
+
+    Of months that were compared before, the oldest comparison alone is made again.
+    """
+    with database.transaction(read_only=True) as connection:
+        closed = periods.list_closed(connection)
+        kept = month_proofs.read(connection, [month.period for month in closed])
+    proofs = [(month, kept[month.period]) for month in closed]
+    due = [month for month, proof in proofs if proof is not None and proof.seal is None]
+    old = [
+        (proof.seal.asked_ms, month.name, month)
+        for month, proof in proofs
+        if proof is not None
+        and proof.seal is not None
+        and proof.seal.asked_ms <= now_ms - COMPARE_AGAIN_MS
+    ]
+    count = 0
+    for month in [*reversed(due), *(month for *_, month in sorted(old)[:1])]:
+        if stopping():
+            break
+        with database.transaction(read_only=True) as connection:
+            seal = SealComparison(now_ms, is_sealed(connection, month))
+        keep_seal(database, month, seal)
+        count += 1
+    return count
+
+
 def prove_period(
     database: Database, period: Period, now_ms: int, *, evidence: bool = False
 ) -> Reconciliation:
@@ -89,6 +131,7 @@ def read_trust(connection: Connection, period: Period, now_ms: int) -> Trust:
         results_of(connection, sheet, now_ms),
         periods.list_closed(connection),
         overview.corrections(connection, period),
+        verdict_of(connection, read_rated_period(connection, period), None, None),
     )
 
 

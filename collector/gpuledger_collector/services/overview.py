@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpuledger_collector.accounting.budget_status import Status
 from gpuledger_collector.accounting.chargeback import Report
+from gpuledger_collector.accounting.closed_verdict import ClosedVerdict
 from gpuledger_collector.accounting.closing import CorrectionSum, LaterCorrections
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
 from gpuledger_collector.accounting.rated_period import RatedPeriod
@@ -17,6 +18,7 @@ from gpuledger_collector.insight.nodes import SILENT_MS, Fleet, FleetNode
 from gpuledger_collector.services.absence import Absence, explain_absence
 from gpuledger_collector.services.budget_status import standings
 from gpuledger_collector.services.chargeback import direct_costs_by_team
+from gpuledger_collector.services.closed_verdict import verdict_of
 from gpuledger_collector.services.findings import (
     FindingList,
     IdleHolder,
@@ -59,6 +61,9 @@ class Overview:
     """What of the question explains that."""
     corrections: Sequence[CorrectionSum]
     later_corrections: Sequence[LaterCorrections]
+    """Those of days of closed months in a range that is none."""
+    verdict: ClosedVerdict | None
+    """Where the period is a closed month."""
     idle: FindingList
     idle_remedies: IdleRemedies
     idle_holders: Sequence[IdleHolder]
@@ -89,6 +94,7 @@ def read_overview(
     day, week = (Period(now_ms - days * DAY_MS, now_ms + 1) for days in (1, ANOMALY_DAYS))
     idle = list_findings(connection, "idle", day, viewer, shown)
     remedies = list_idle_remedies(connection, idle, now_ms)
+    verdict = verdict_of(connection, rated, viewer.owner, owner)
     absence = (
         None
         if direct.rows
@@ -123,8 +129,11 @@ def read_overview(
         absence=absence,
         corrections=overview.corrections(connection, period) if owner is None else [],
         later_corrections=(
-            _later_corrections(connection, period, calendar) if owner is None else []
+            _later_corrections(connection, period, calendar)
+            if owner is None and verdict is None
+            else []
         ),
+        verdict=verdict,
         idle=idle,
         idle_remedies=remedies,
         idle_holders=list_idle_holders(idle, remedies),

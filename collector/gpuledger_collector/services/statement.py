@@ -16,7 +16,8 @@ from gpuledger_collector.accounting.chargeback import (
     SharedPart,
     only_rows,
 )
-from gpuledger_collector.accounting.closing import ClosedPeriod
+from gpuledger_collector.accounting.closed_verdict import ClosedVerdict, payer_of
+from gpuledger_collector.accounting.closing import ClosedPeriod, LaterChange
 from gpuledger_collector.accounting.fair_share import ShareUse
 from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.month_proof import PeriodProof
@@ -41,6 +42,7 @@ from gpuledger_collector.services.chargeback import (
     read_chargeback,
     read_owner_chargeback,
 )
+from gpuledger_collector.services.closed_verdict import make_verdict
 from gpuledger_collector.services.fair_share import read_share_use
 from gpuledger_collector.storage import overview
 from gpuledger_collector.storage.billing import budgets, month_proofs, reports, statements
@@ -184,6 +186,13 @@ class _Month:
                 jobs[window] = statements.workloads(*where, window)
         amended = statements.amended_later(*where, self.period)
         contested = statements.contested_by_owner(*where, self.period)
+        changes = (
+            {}
+            if self.closed is None
+            else _group_items(
+                overview.changes_since_close(self.connection, self.period, self.level, {}), payer_of
+            )
+        )
         ahead = self._forecasts([owner for owner in owners if owner in days])
         rated = frozenset(check.day_ms for check in self.checks)
         for owner in owners:
@@ -210,6 +219,7 @@ class _Month:
                 made_ms=self.now_ms,
                 known_ms=self.known_ms,
                 closed=self.closed,
+                verdict=self._verdict(changes.get(owner, ())),
                 sections=sections,
                 changes=self._changes(owner, jobs, sections),
                 unpriced_ns=unpriced_ns(own_days),
@@ -227,6 +237,13 @@ class _Month:
                 if own_days
                 else tuple(statements.months_of(self.connection, self.level, owner)),
             )
+
+    def _verdict(self, changes: Sequence[LaterChange]) -> ClosedVerdict | None:
+        """What became of a closed month, with the corrections of one owner."""
+        if self.closed is None:
+            return None
+        read = (self.closed, self.checks, self.proof, self.calendar)
+        return make_verdict(*read, changes, is_part=True)
 
     def _changes(
         self,

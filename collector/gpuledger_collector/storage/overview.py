@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuledger_collector.accounting.closing import CorrectionSum
+from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
+from gpuledger_collector.accounting.closing import CorrectionSum, LaterChange
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.insight.nodes import RETIRED, Ailing, Fleet, FleetNode
@@ -22,6 +23,7 @@ from gpuledger_collector.storage.rows import (
 )
 
 MOST_NODES = 12
+_PAID = ", ".join(f"'{state}'" for state in sorted(PAID_BY_OWNERS))
 MOST_CAUSES = 10
 
 
@@ -78,6 +80,27 @@ def corrections_by_booked_day(
         (row.booked_day_ms, CorrectionSum(currency=row.currency, lines=row.lines, micro=row.micro))
         for row in rows
     ]
+
+
+def changes_since_close(
+    connection: Connection, period: Period, level: str, owner: Mapping[str, str]
+) -> list[LaterChange]:
+    """Sum corrections of a closed month's days that later months bill, by owner at a level, state,
+    currency and booked day; of an owner (levels; none: all) those of what it held.
+    """
+    where = "".join(f" AND coalesce({LEVEL_COLUMNS[at]}, '') = %s" for at in owner)
+    if owner:
+        where += f" AND l.state IN ({_PAID})"
+    return select_as(
+        connection,
+        LaterChange,
+        f"SELECT coalesce({LEVEL_COLUMNS[level]}, '') AS owner, l.state, l.currency,"
+        " l.booked_day_ms AS booked_ms, count(*) AS lines, sum(l.gpu_ns)::bigint AS gpu_ns,"
+        " coalesce(sum(l.cost_micro), 0)::bigint AS micro FROM correction l LEFT JOIN owner o ON"
+        " o.id = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s AND l.booked_day_ms >="
+        f" %s{where} GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
+        (period.start_ms, period.end_ms, period.end_ms, *owner.values()),
+    )
 
 
 _BOARD = "coalesce(nullif(a.device_uuid, ''), a.uuid)"

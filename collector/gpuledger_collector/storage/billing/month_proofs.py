@@ -14,7 +14,12 @@ from typing import Any
 
 from gpuledger_collector.accounting.identities import Depth
 from gpuledger_collector.accounting.ledger import ConservationCheck
-from gpuledger_collector.accounting.month_proof import DEPTHS, MonthProof, PeriodProof
+from gpuledger_collector.accounting.month_proof import (
+    DEPTHS,
+    MonthProof,
+    PeriodProof,
+    SealComparison,
+)
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
 from gpuledger_collector.storage.billing import reports
 from gpuledger_collector.storage.locks import Connection
@@ -28,7 +33,7 @@ _STATE = """SELECT md5(string_agg(concat_ws(' ', kind, day_ms, wrote), ',' ORDER
 _REQUESTED = f"""EXISTS (SELECT FROM day_recompute r WHERE r.day_ms > m.start_ms - {DAY_MS} AND r.day_ms < m.end_ms)
     OR EXISTS (SELECT FROM hour_recompute r WHERE r.hour_ms > m.start_ms - {HOUR_MS} AND r.hour_ms < m.end_ms)"""
 _MONTHS = f"""SELECT m.start_ms, m.end_ms, p.asked_ms, p.holds, p.wrong_days, p.depth, p.ledger_state,
-    p.ledger_state = ({_STATE}) AND NOT ({_REQUESTED}) AS is_current
+    p.seal_asked_ms, p.seal_holds, p.ledger_state = ({_STATE}) AND NOT ({_REQUESTED}) AS is_current
     FROM unnest(%(starts)s::bigint[], %(ends)s::bigint[]) AS m (start_ms, end_ms)
     LEFT JOIN month_proof p USING (start_ms, end_ms)"""
 # What a deeper question found wrong is not taken back by one that compares less.
@@ -49,8 +54,8 @@ def checks_and_proof(
     query = (
         f"WITH m AS MATERIALIZED ({_MONTHS}), c AS ({reports.CHECKS}) SELECT c.*, m.start_ms,"
         " m.end_ms, m.asked_ms, m.holds AS proof_holds, m.wrong_days, m.depth, m.ledger_state,"
-        " m.is_current FROM c JOIN m ON c.day_ms >= m.start_ms AND c.day_ms < m.end_ms ORDER BY"
-        " c.day_ms"
+        " m.seal_asked_ms, m.seal_holds, m.is_current FROM c JOIN m ON c.day_ms >= m.start_ms AND"
+        " c.day_ms < m.end_ms ORDER BY c.day_ms"
     )
     rows = select_dicts(
         connection, query, {**_bounds(months), "start": period.start_ms, "end": period.end_ms}
@@ -94,6 +99,15 @@ def upsert(connection: Connection, proof: MonthProof) -> None:
     )
 
 
+def update_seal(connection: Connection, month: Period, seal: SealComparison) -> None:
+    """Store what became of the seal of a closed month whose proof was asked."""
+    connection.execute(
+        "UPDATE month_proof SET seal_asked_ms = %s, seal_holds = %s WHERE start_ms = %s AND"
+        " end_ms = %s",
+        (seal.asked_ms, seal.holds, month.start_ms, month.end_ms),
+    )
+
+
 def rated_months(connection: Connection, calendar: Calendar) -> list[Period]:
     """List the months that have a rated day, the latest first."""
     days = connection.execute("SELECT day_ms FROM conservation_check ORDER BY day_ms DESC")
@@ -130,4 +144,9 @@ def _month_proof(row: Mapping[str, Any]) -> MonthProof | None:
         depth=Depth(row["depth"]),
         ledger_state=row["ledger_state"],
         is_current=bool(row["is_current"]),
+        seal=(
+            None
+            if row["seal_asked_ms"] is None
+            else SealComparison(row["seal_asked_ms"], row["seal_holds"])
+        ),
     )

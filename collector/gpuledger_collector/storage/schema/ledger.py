@@ -477,4 +477,11 @@ table(
     column("wrong_days", JSONB, "dates on which it does not hold"),
     column("depth", TEXT, "what was compared: tables, declarations or evidence"),
     column("ledger_state", TEXT, "hash of the ratings of its days that it is about"),
+    column(
+        "seal_asked_ms",
+        BIG,
+        "when its lines were compared with its seal; null: not since it was closed",
+        nullable=True,
+    ),
+    column("seal_holds", sa.Boolean, "whether they were those that were sealed", nullable=True),
 )
