@@ -605,7 +605,10 @@ def test_a_budget_that_is_spent_says_by_how_much(rated, run, written, overview, 
     assert "The line across a bar is the budget" in page.text
     view = View(Principal("admin", "a"))
     statement = pages.statement_page(reads, "team", "vision", "2025-10", view).body.decode()
-    assert "Over by" not in Page(statement).text, "a statement that was sent stays the same bytes"
+    stated = Page(statement).text
+    assert f"Over by {Decimal(spent[1]) - 10:,.2f} USD" in stated
+    assert "by the end of 2025-10 about" in stated
+    assert "Forecast for its end on 2025-10-31:" in stated
 
 
 def test_a_budget_stands_with_its_own_days_beside_the_bill(rated, run, written, overview, reads):

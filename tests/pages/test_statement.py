@@ -17,13 +17,14 @@ from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from fakes.pages import Page
 from gpuledger_collector.accounting.budgets import MONTH as MONTHLY
 from gpuledger_collector.accounting.budgets import Budget
-from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.period import UTC_DAYS, Period
 from gpuledger_collector.accounting.period import month as month_of
 from gpuledger_collector.accounting.statement import (
     compared_windows,
     days_left_out,
     month_before,
     split_minor,
+    weekdays_unlike,
 )
 from gpuledger_collector.export.statement import as_html
 from gpuledger_collector.services.budget_status import status_of
@@ -215,6 +216,60 @@ def test_a_month_that_is_closed_and_corrected(furnished, run, ledger):
     assert all(day.measures is None or day.measures.cost_micro == 0 for day in section.days), (
         "no day of its own was dearer for it"
     )
+
+
+def test_late_evidence_is_no_change_of_use(furnished, run, ledger, monkeypatch):
+    """An hour of October that was known after its close stands in the bill of November, and is
+    compared as an hour of October.
+    """
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: NOW_MS)
+    for name in ("2025-09", "2025-10"):
+        assert run("close", "--period", name)[0] == 0
+    furnished.capacity(1, 31 * DAY, 41 * DAY, pool="train")
+    furnished.evidence(
+        [
+            Held(1, 4, 5 * DAY, 5 * DAY + HOUR, idle=HOUR),
+            Held(1, 4, 32 * DAY, 32 * DAY + HOUR, busy=HOUR),
+        ]
+    )
+    assert run("chargeback", "--from", "2025-10-01", "--to", "2025-11-11")[0] == 0
+    statement = made_of(ledger, "vision", month="2025-11")
+    change = statement.changes["USD"]
+    ((sealed,),) = furnished.rows(
+        "SELECT sum(cost_micro) FROM charge c JOIN owner o ON o.id = owner_id WHERE team = 'vision'"
+        " AND state = 'held' AND currency = 'USD' AND day_ms >= %s AND day_ms < %s",
+        change.before.start_ms,
+        change.before.end_ms,
+    )
+    assert change.corrected_micro == (2_100_000, 0)
+    assert (change.before_micro, change.after_micro) == (sealed + 2_100_000, 2_100_000)
+    page = Page(as_html(statement))
+    assert page.faults == []
+    assert "compared with what was corrected since (+2.10 USD before)" in page.text
+    assert "of it 2.10 corrections of closed months" in page.text
+    assert "cost 0.00 USD" in page.text
+    assert "2.10 USD with corrections of closed months" in page.text
+    last = UTC_DAYS.date_of(change.after.end_ms - 1).day
+    assert f"2025-11-01 to 2025-11-{last:02d} beside 2025-10-01 to 2025-10-{last:02d}" in page.text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ((1, 5), (5, 9), "Wednesday to Saturday before, Sunday to Wednesday after."),
+        ((1, 2), (2, 3), "Wednesday before, Thursday after."),
+        ((1, 8), (8, 15), ""),
+        ((1, 5), (8, 12), ""),
+        ((1, 11), (11, 21), "2 of 10 days before and 4 of 10 after are Saturdays or Sundays."),
+    ],
+)
+def test_spans_of_other_weekdays_are_named(before, after, said):
+    """A weekend in one of two short spans explains much of a change."""
+    spans = [
+        Period(OCTOBER + (first - 1) * DAY, OCTOBER + (last - 1) * DAY)
+        for first, last in (before, after)
+    ]
+    assert weekdays_unlike(*spans) == (f"Their weekdays differ: {said}" if said else "")
 
 
 def test_what_cannot_be_stated_is_refused_with_a_sentence(furnished, run, tmp_path):

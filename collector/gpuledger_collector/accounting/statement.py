@@ -25,6 +25,8 @@ from gpuledger_collector.accounting.shared_costs import SharedCost
 _Line = TypeVar("_Line", bound=Measures)
 MAX_JOBS = 10
 UNNAMED = "(not named)"
+DAYS_OF_A_WEEK = 7
+SATURDAY = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +102,18 @@ class StatementDay:
 
 @dataclass(frozen=True, slots=True)
 class SpendChange:
-    """Two ranges of days compared: the drivers add up to `after` less `before` to the micro-unit."""
+    """Two ranges of days compared: the drivers add up to `after` less `before` to the micro-unit.
+
+    Days of closed months count with what was corrected since, wherever that is billed: evidence
+    that came late is no change of use. `corrected_micro` is how much that is, before and after.
+    """
 
     before: Period
     after: Period
     before_micro: int
     after_micro: int
     drivers: tuple[Driver, ...]
+    corrected_micro: tuple[int, int] = (0, 0)
 
     @property
     def parts(self) -> tuple[int, int, int]:
@@ -302,18 +309,23 @@ def explain_change(
     after: Sequence[OwnerJob],
     windows: tuple[Period, Period],
 ) -> SpendChange:
-    """Explain why the bill in a currency differs between two windows (before, after)."""
+    """Explain why what days cost in a currency differs between two windows (before, after)."""
     old, new = (_spend(jobs, currency) for jobs in (before, after))
+    corrected_before, corrected_after = (
+        sum(job.cost_micro or 0 for job in jobs if job.currency == currency and job.correction_of)
+        for jobs in (before, after)
+    )
     return SpendChange(
         *windows,
         before_micro=sum(spend.cost_micro for spend in old),
         after_micro=sum(spend.cost_micro for spend in new),
         drivers=tuple(drivers(old, new)),
+        corrected_micro=(corrected_before, corrected_after),
     )
 
 
 def _spend(jobs: Iterable[OwnerJob], currency: str) -> list[HolderSpend]:
-    """Jobs with the corrections of theirs that the window bills."""
+    """Jobs with the corrections of their days."""
     sums: dict[tuple[tuple[str, str, str], str], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for job in jobs:
         if job.currency == currency:
@@ -372,6 +384,27 @@ def days_left_out(
         reason = f"of what was before, the ledger has {known} right before it"
     last = calendar.date_of(after.end_ms - 1)
     return f"Of {whole} whole days so far, those up to {last} are compared: {reason}."
+
+
+def weekdays_unlike(before: Period, after: Period, calendar: Calendar = UTC_DAYS) -> str:
+    """Say in a sentence by what the weekdays of two ranges differ; empty where they do not."""
+    spans = [
+        [calendar.date_of(day.start_ms) for day in calendar.days(span)] for span in (before, after)
+    ]
+    if all(len(span) < DAYS_OF_A_WEEK for span in spans):
+        if sorted(day.weekday() for day in spans[0]) == sorted(day.weekday() for day in spans[1]):
+            return ""
+        old, new = (
+            f"{span[0]:%A} to {span[-1]:%A}" if len(span) > 1 else f"{span[0]:%A}" for span in spans
+        )
+        return f"Their weekdays differ: {old} before, {new} after."
+    free = [sum(day.weekday() >= SATURDAY for day in span) for span in spans]
+    if free[0] == free[1]:
+        return ""
+    return (
+        f"Their weekdays differ: {free[0]} of {len(spans[0])} days before and {free[1]} of"
+        f" {len(spans[1])} after are Saturdays or Sundays."
+    )
 
 
 def month_before(month: Period, calendar: Calendar = UTC_DAYS) -> Period:

@@ -32,6 +32,7 @@ from gpuledger_collector.accounting.statement import (
     SpendChange,
     StatementSection,
     days_left_out,
+    weekdays_unlike,
 )
 from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.export import html, plots
@@ -244,7 +245,7 @@ def trust(
         "is_rated": bool(checks),
         "is_broken": proof.standing is Standing.broken,
         "standing": CLOSED_PROOF if is_closed and not proof.broken else proof.sentence,
-        "short": _short_proof(checks, proof),
+        "short": CLOSED_PROOF if is_closed and not proof.broken else _short_proof(checks, proof),
         "is_imported": any(check.imported_ns for check in checks),
         "coverage": (
             None
@@ -264,7 +265,10 @@ def _short_proof(checks: Sequence[ConservationCheck], proof: PeriodProof) -> str
     failed = sum(not check.holds for check in checks)
     if failed:
         return f"{proof.short}; {plural(failed, 'day')} did NOT add up when rated"
-    return f"{proof.short} as a whole; {plural(len(checks), 'day')} added up when rated"
+    return (
+        f"{proof.short} as a whole, which is asked every 15 minutes;"
+        f" {plural(len(checks), 'day')} added up when rated"
+    )
 
 
 def budget_facts(status: Status) -> dict[str, Any]:
@@ -385,6 +389,8 @@ def _finding_path(finding: NamedFinding, odd: bool) -> str:
 
 def _section(statement: Statement, section: StatementSection) -> dict[str, Any]:
     change = statement.changes.get(section.currency)
+    idle_minor, corrections = section.row.cost_held_idle_minor, section.corrections
+    corrected_idle = sum(line.idle_cost_minor or 0 for line in corrections)
     return {
         "section": section,
         "currency": section.currency,
@@ -409,6 +415,9 @@ def _section(statement: Statement, section: StatementSection) -> dict[str, Any]:
         "share": _share(section),
         "bars": _bars(section, statement.calendar),
         "days": [day for day in section.days if day.measures is not None],
+        "own_idle_minor": None if idle_minor is None else idle_minor - corrected_idle,
+        "corrects_idle": bool(corrected_idle),
+        "corrected_minor": sum(line.cost_minor for line in corrections),
         "change": None if change is None else _change(change, section.currency, statement),
         "ahead": statement.ahead.get(section.currency),
         "most": max((amount.cost_minor for amount in section.jobs), default=0),
@@ -538,6 +547,12 @@ def _change(change: SpendChange, currency: str, statement: Statement) -> dict[st
         "before_days": _first_and_last(change.before, calendar),
         "after_days": _first_and_last(change.after, calendar),
         "days": days,
+        "weekdays": weekdays_unlike(change.before, change.after, calendar),
+        "corrected": [
+            f"{html.signed_amount(micro, currency)} {currency} {where}"
+            for micro, where in zip(change.corrected_micro, ("before", "after"), strict=True)
+            if micro
+        ],
         "left_out": days_left_out(
             change.before, change.after, statement.period, known_ms, calendar
         ),

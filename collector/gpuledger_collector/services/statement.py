@@ -180,10 +180,11 @@ class _Month:
         """The statements of these owners; `may_be_empty` says of which."""
         where = (self.connection, self.level, owners)
         days = statements.parts(*where, self.below, self.period)
-        jobs = {self.period: statements.workloads(*where, self.period)}
-        for window in self.windows or ():
-            if window not in jobs:
-                jobs[window] = statements.workloads(*where, window)
+        jobs = statements.workloads(*where, self.period)
+        compared = {
+            window: statements.workloads(*where, window, as_used=True)
+            for window in self.windows or ()
+        }
         amended = statements.amended_later(*where, self.period)
         contested = statements.contested_by_owner(*where, self.period)
         changes = (
@@ -203,7 +204,7 @@ class _Month:
                 make_section(
                     row,
                     own_days,
-                    jobs[self.period].get(owner, ()),
+                    jobs.get(owner, ()),
                     self.period,
                     rated,
                     self.calendar,
@@ -221,7 +222,7 @@ class _Month:
                 closed=self.closed,
                 verdict=self._verdict(changes.get(owner, ())),
                 sections=sections,
-                changes=self._changes(owner, jobs, sections),
+                changes=self._changes(owner, compared, sections),
                 unpriced_ns=unpriced_ns(own_days),
                 ahead=_with_corrections(ahead.get(owner, {}), sections),
                 amended=amended.get(owner, {}),

@@ -39,6 +39,13 @@ _BILLED = """
         WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s
 """
 
+_USED = """
+    SELECT day_ms AS at_ms, NULL::bigint AS amended_ms, {columns} FROM {table}
+        WHERE day_ms >= %(start)s AND day_ms < %(end)s
+    UNION ALL SELECT day_ms, day_ms, {columns} FROM correction WHERE day_ms >= %(start)s AND day_ms < %(end)s
+"""
+"""What the days of a period have cost so far, whichever month bills their corrections."""
+
 
 def _owner(level: str) -> str:
     """The owner of a line at a level, as the chargeback names it."""
@@ -95,10 +102,15 @@ def parts(
 
 
 def workloads(
-    connection: Connection, level: str, owners: Sequence[str], period: Period
+    connection: Connection,
+    level: str,
+    owners: Sequence[str],
+    period: Period,
+    *,
+    as_used: bool = False,
 ) -> dict[str, list[OwnerJob]]:
     """What each job of each owner was billed, by name, user, project and model, in a part of one
-    month.
+    month; `as_used`: what its days cost with their corrections, whichever month bills those.
 
     Lines are added up by workload before names are looked up; names are as sealed where the month
     is closed.
@@ -109,7 +121,8 @@ def workloads(
         f"(l.owner_id IN (SELECT o.id FROM owner o WHERE {_owner(level)} ="
         f" ANY(%(owners)s)){nobody})"
     )
-    lines = _BILLED.format(columns=f"{_DAILY}, workload_id", table="charge")
+    source = _USED if as_used else _BILLED
+    lines = source.format(columns=f"{_DAILY}, workload_id", table="charge")
     rows = select(
         connection,
         f"""
