@@ -12,13 +12,16 @@ import pytest
 from fakes.crawl import read_csv
 from fakes.pages import Page
 from fakes.postgres import fresh_database
-from fakes.two_teams import FOREIGN, MONTH, OWN, day, finding_of, idle_job, two_teams
+from fakes.two_teams import FOREIGN, MONTH, NOW_MS, OWN, day, finding_of, idle_job, two_teams
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.spend_series import GROUPINGS
 from gpuledger_collector.api import fleet_pages, list_pages, pages
 from gpuledger_collector.api.narrowing import WHOLE
 from gpuledger_collector.api.page_routes import PageRoute
+from gpuledger_collector.export.runs import as_html
+from gpuledger_collector.insight.bottlenecks import BottleneckReport
 from gpuledger_collector.insight.durations import lasting
+from gpuledger_collector.services.runs import read_job
 from gpuledger_collector.storage.findings import findings
 
 BROWSER = {"Accept": "text/html,*/*;q=0.8"}
@@ -486,3 +489,32 @@ def main_of_page(text):
         "<!DOCTYPE html>\n<html><title></title><header></header><h1></h1>"
         f"{main_of(text)}</main><footer></footer></html>"
     )
+
+
+def test_a_running_job_says_so_and_its_price_has_a_currency(fleet):
+    """Its last hour has not ended: the hour's end is no end of the job."""
+    text = Page(ask(fleet, f"/jobs/{OWN}-job")[1]).text
+    assert re.search(r"since \d+ \w+, \d\d:00 , still running", text)
+    assert "144.00 2.00 USD 288.00 USD" in text
+    assert "It never used" not in text
+
+
+def test_a_job_that_never_used_its_gpu_says_so(fleet):
+    """Not that nothing was found and all is fine; with the command that ends it."""
+    collector, _ = fleet
+    with psycopg.connect(collector.dsn) as connection:
+        report = read_job(connection, f"{OWN}-job", None, NOW_MS)
+    assert report.give_back == f"scancel {OWN}-1"
+    unused = [replace(line, busy_ns=0, idle_ns=line.gpu_ns) for line in report.receipt.held]
+    unused_report = replace(
+        report,
+        receipt=replace(report.receipt, held=unused),
+        judgment=BottleneckReport(60, fine=["input"]),
+    )
+    text = Page(as_html(unused_report)).text
+    assert f"It never used what it held. Give back what it holds: scancel {OWN}-1" in text
+    assert "Nothing was found" not in text
+    assert "Looked at and fine" not in text
+    unknown = [replace(line, busy_ns=0, unknown_ns=line.idle_ns) for line in unused]
+    nobody_knows = replace(unused_report, receipt=replace(report.receipt, held=unknown))
+    assert "It never used" not in as_html(nobody_knows)

@@ -498,6 +498,8 @@ def as_html(report: RunReport, site: Site | None = None) -> str:
         efficiency_text=efficiency_text,
         held=total(report.receipt.held),
         prices=price_lines(report),
+        rate_text=_rate_text,
+        namesake_range=_range_of_namesakes(report),
         leading=leading_counter(report.units),
         unit_names=UNITS,
         bars=_bars(report),
@@ -509,6 +511,27 @@ def as_html(report: RunReport, site: Site | None = None) -> str:
         made_ms=report.made_ms,
         calendar=report.calendar,
     )
+
+
+def _rate_text(line: ReceiptLine) -> str:
+    """The price of an hour with its currency; empty where a line has none of its own."""
+    if not (line.rate and line.currency) or line.node_cost or line.commitment:
+        return ""
+    return f"{html.unit_price(Decimal(line.rate))} {line.currency}"
+
+
+def _range_of_namesakes(report: RunReport) -> dict[str, str]:
+    """The days of the runs of its name, as an address of a list names them."""
+    if not report.namesakes:
+        return {}
+    calendar = report.calendar
+    first = calendar.date_of(min(run.start_ms for run in report.namesakes))
+    last = calendar.day_of(max(run.end_ms for run in report.namesakes) - 1).end_ms
+    return {
+        "from": first.isoformat(),
+        "to": calendar.date_of(last).isoformat(),
+        "name": report.namesakes[0].name or "",
+    }
 
 
 def _bars(report: RunReport) -> Any:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from statistics import median
 
+from gpuledger_collector.accounting.charged_runs import ChargedRun
+from gpuledger_collector.accounting.measures import total
+from gpuledger_collector.accounting.money import Money, total_by_currency
 from gpuledger_collector.accounting.period import HOUR_MS, UTC_DAYS, Calendar
 from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.accounting.rating import Charge
@@ -160,6 +163,28 @@ class RunReport:
     notes: Sequence[str] = field(default_factory=list)
     calendar: Calendar = UTC_DAYS
     """In whose zone pages show its instants."""
+    namesakes: Sequence[ChargedRun] = ()
+    """The runs of its name and team in the year before its end, this one included."""
+    is_running: bool = False
+    """Whether it held something in the last rated hour, and no record says that it ended."""
+    give_back: str = ""
+    """The command that frees its GPUs, where all that it holds is idle now."""
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether it is known that none of its time was used."""
+        held = total(self.receipt.held)
+        return held.has_known_activity and not held.busy_ns and not held.unknown_ns
+
+    @property
+    def namesake_count(self) -> int:
+        """How many runs have its name."""
+        return len({run.workload_id for run in self.namesakes})
+
+    @property
+    def namesake_costs(self) -> Sequence[Money]:
+        """What they cost together, by currency."""
+        return total_by_currency(run.cost for run in self.namesakes)
 
     @property
     def start_ms(self) -> int | None:

@@ -87,7 +87,8 @@ def report_run(
     counts = runs.read_counts(connection, [workload_id], span).get(workload_id, [])
     units = unit_costs(hours, counts)
     gpus = _gpus(connection, held)
-    peers = _peers(connection, calendar, row, now_ms)
+    namesakes = _namesakes(connection, row, now_ms)
+    peers = _peers(connection, calendar, row, namesakes)
     idle_findings = [
         finding
         for finding in findings.of_workload(connection, workload_id)
@@ -119,6 +120,7 @@ def report_run(
         judgment=find_bottlenecks(gpus),
         notes=_notes(counts, units),
         calendar=calendar,
+        namesakes=namesakes,
     )
 
 
@@ -229,13 +231,17 @@ def _gpus(connection: Connection, held: list[HeldHour]) -> list[GpuReadings]:
     ]
 
 
-def _peers(
-    connection: Connection, calendar: Calendar, row: ChargedRun, now_ms: int
-) -> list[ComparedRun]:
-    """This run first, then the newest others with the same name and team."""
+def _namesakes(connection: Connection, row: ChargedRun, now_ms: int) -> list[ChargedRun]:
+    """The runs of the same name and team in the year before its end; none where it has no name."""
     period = Period(row.end_ms - PEER_DAYS * DAY_MS, max(row.end_ms, now_ms))
     owner = {"team": row.team} if row.team else {}
-    namesakes = [] if row.name is None else runs.list_charged(connection, period, owner, row.name)
+    return [] if row.name is None else runs.list_charged(connection, period, owner, row.name)
+
+
+def _peers(
+    connection: Connection, calendar: Calendar, row: ChargedRun, namesakes: Sequence[ChargedRun]
+) -> list[ComparedRun]:
+    """This run first, then the newest others with the same name and team."""
     # Newest first: only the latest peers are shown, and reading one takes several queries.
     others = sorted(
         (

@@ -24,6 +24,7 @@ from gpuledger_collector.accounting.charged_runs import (
 )
 from gpuledger_collector.accounting.money import Money, total_by_currency
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
+from gpuledger_collector.insight.notifications.finding_rules import reclaim_command
 from gpuledger_collector.insight.run_report import RunReport
 from gpuledger_collector.services.rated_period import read_rated_period
 from gpuledger_collector.services.run_report import (
@@ -33,6 +34,7 @@ from gpuledger_collector.services.run_report import (
 )
 from gpuledger_collector.storage.billing import jobs, runs
 from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.findings.idle_workloads import idle_workloads
 from gpuledger_collector.storage.ledger import workloads
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.row_level_security import as_viewer
@@ -289,12 +291,32 @@ def read_job(
     report = report_run(connection, workload.id, "day", now_ms)
     if report is None:
         raise NothingCharged(key)
+    idle = next(
+        (item for item in idle_workloads(connection, now_ms) if item.workload_id == workload.id),
+        None,
+    )
+    report = replace(
+        report,
+        is_running=_is_running(connection, workload.id, report, now_ms),
+        give_back="" if idle is None else reclaim_command(idle),
+    )
     if viewer is None:
         return report
-    own = keys_of_owner(connection, viewer, [peer.key for peer in report.peers], now_ms)
+    asked = {peer.key for peer in report.peers} | {run.key for run in report.namesakes}
+    own = keys_of_owner(connection, viewer, sorted(asked), now_ms)
+    namesakes = [run for run in report.namesakes if run.key in own]
     peers = [peer for peer in report.peers if peer.key in own]
     scaling = report.scaling if len(peers) == len(report.peers) else ()
-    return replace(report, peers=peers, scaling=scaling)
+    return replace(report, peers=peers, scaling=scaling, namesakes=namesakes)
+
+
+def _is_running(connection: Connection, workload_id: int, report: RunReport, now_ms: int) -> bool:
+    """Whether a run goes on at the end of what is rated today, as the list of jobs says it."""
+    today = Period(report.calendar.day_of(now_ms).start_ms, now_ms + 1)
+    last_ms = min(read_rated_period(connection, today).rated_ms or now_ms, now_ms)
+    recorded = runs.outcomes_before(connection, [workload_id], last_ms).get(workload_id)
+    until_ms = max(peer.end_ms for peer in report.peers if peer.key == report.key)
+    return state_at(last_ms, until_ms, recorded) == RUNNING
 
 
 def name_workloads(

@@ -12,7 +12,9 @@ import pytest
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from fakes.pages import Page
 from gpuledger_collector.accounting.counters import CounterReading
+from gpuledger_collector.export.runs import as_html
 from gpuledger_collector.ingest.batches import counters
+from gpuledger_collector.services.runs import read_job
 
 pytestmark = pytest.mark.slow
 
@@ -347,7 +349,25 @@ def test_the_page_needs_nothing_else_and_escapes_names(priced, run, tmp_path):
     assert page.count("<svg") >= 2
     assert "Cost of a unit" in page
     (table,) = [table for table in Page(page).tables if table.rows[0][-2] == "price an hour"]
-    assert table.rows[1:] == [["NVIDIA H100 80GB HBM3", "train", "30.00", "3.6", "108.00 USD"]]
+    assert table.rows[1:] == [["NVIDIA H100 80GB HBM3", "train", "30.00", "3.60 USD", "108.00 USD"]]
+
+
+def test_runs_of_one_name_are_counted_and_added_up(priced, run, ledger):
+    """How many of its team there are and what they cost together, also beyond those shown."""
+    priced.evidence(
+        [Held(1, number, number * HOUR, number * HOUR + HOUR, idle=HOUR) for number in range(1, 37)]
+    )
+    priced.connection.execute("UPDATE workload SET name = 'shell'")
+    assert run("chargeback", *PERIOD)[0] == 0
+    with ledger.transaction(read_only=True) as connection:
+        report = read_job(connection, "slurm::1", None, OCTOBER + 3 * DAY)
+    assert (report.namesake_count, [str(cost) for cost in report.namesake_costs]) == (
+        12,
+        ["USD 43.20"],
+    )
+    assert not report.is_running
+    text = Page(as_html(report)).text
+    assert "12 runs of this name cost 43.20 USD together. The newest of them:" in text
 
 
 def test_progress_by_command_is_idempotent_and_bad_input_is_said(priced, run, monkeypatch):
