@@ -55,8 +55,11 @@ def pages_of_october(reads, reader=None):
 def test_each_page_has_the_same_verdict(closed, reads, ledger):
     """Its seal, as compared when it was, and who got how much since; before: the command."""
     compare = "Its seal was not compared with the ledger since: gpuledger periods --verify 2025-10"
+    shown = pages_of_october(reads)
+    assert [compare in text for text in shown] == [True] * 4
+    assert ["proven before the month was closed" in text for text in shown[::2]] == [True] * 2
+    assert "not proven yet" not in "".join(shown), "it was, or it could not have been closed"
     prove_months(ledger, NOW_MS)
-    assert [compare in text for text in pages_of_october(reads)] == [True] * 4
     assert compare_seals(ledger, NOW_MS) == 2
     overview, listed, own, trust = pages_of_october(reads)
     holds = "Its seal was compared with the ledger at 2025-11-20T12:00Z and holds."

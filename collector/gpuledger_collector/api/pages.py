@@ -315,7 +315,7 @@ def _ledger_facts(found: Overview, view: View, month: str, now_ms: int) -> dict[
         "corrected": found.corrections,
         "corrected_later": found.later_corrections,
         "verdict": found.verdict,
-        "trust": forms.trust(rated.checks, rated.proof),
+        "trust": forms.trust(rated.checks, rated.proof, is_closed=found.verdict is not None),
         "closed": rated.closed_months[-1] if rated.closed_months else None,
     }
 
