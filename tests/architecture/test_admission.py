@@ -33,6 +33,8 @@ WRITTEN = {
     *("examples folder", "export config output", "export erp output", "export samples output"),
     *(
         "focus periods output",
+        "inference weights output",
+        "prices models output",
         "receipt output",
         "runs show output",
         "statement folder",
