@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
+from gpuledger_collector.accounting.inference_share import INFERENCE
 from gpuledger_collector.accounting.money import rate_nano
 from gpuledger_collector.accounting.node_costs import NODE_COST
 from gpuledger_collector.accounting.owner_tree import OwnerPath
@@ -40,12 +41,14 @@ POLICIES = (TIERED, MARKUP, DISCOUNT)
 ENTRIES = (CREDIT, DEBIT, TRUE_UP)
 KINDS = (*POLICIES, *ENTRIES)
 """The kinds of adjustments, which are the states of their charges."""
-INTERNAL = (*POLICIES, CREDIT, DEBIT)
-"""Kinds between the platform and its owners: no provider is paid by them.
+INTERNAL = (*POLICIES, CREDIT, DEBIT, INFERENCE)
+"""States of charges between the platform and its owners: no provider is paid by them.
 
 A true-up follows a provider's bill.
 """
-PAID_BY_OWNERS = frozenset((HELD, NODE_COST, *KINDS))
+BESIDE_CAPACITY = frozenset((*KINDS, INFERENCE))
+"""States of charges that are amounts alone: no part of capacity x rate."""
+PAID_BY_OWNERS = frozenset((HELD, NODE_COST, *BESIDE_CAPACITY))
 """States of charges that an owner pays; others are time that nobody held."""
 FLEET = "fleet"
 """Whose hours a tier counts: everybody's together."""

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, TypeVar
 
-from gpuledger_collector.accounting.adjustments import KINDS as ADJUSTMENTS
-from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
+from gpuledger_collector.accounting.adjustments import BESIDE_CAPACITY, PAID_BY_OWNERS
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.ledger import ChargedLine
@@ -99,7 +98,9 @@ class ReportRow:
     effective_micro: int | None = None
     waste_micro: int | None = None
     adjusted_minor: int | None = None
-    """How much of the direct cost is adjustments (accounting.adjustments)."""
+    """How much of the direct cost is adjustments (accounting.adjustments), and what moves of shared
+    model servers.
+    """
     adjusted_micro: int | None = None
     node_minor: int | None = None
     """How much of an owner's direct cost is node costs; what nobody held does not tell them apart.
@@ -235,7 +236,7 @@ class _RowSums:
         if line.state == HELD and line.has_known_activity:
             self.idle_ns = add_known(self.idle_ns, line.idle_ns)
             self.idle_cost_micro = add_known(self.idle_cost_micro, line.idle_cost_micro)
-        if line.state in ADJUSTMENTS:
+        if line.state in BESIDE_CAPACITY:
             self.adjusted_micro = add_known(self.adjusted_micro, line.cost_micro)
         if line.state == NODE_COST:
             self.node_micro = add_known(self.node_micro, line.cost_micro)

@@ -49,7 +49,9 @@ def require_levels(owner: Mapping[str, str]) -> None:
 
 def require_contestable(lines: Sequence[ExportedCharge]) -> None:
     """Raise DisputeRefused where there is nothing to contest, or too much at once."""
-    if not any(left_of(lines).values()) and not any(line.charge.adjustment for line in lines):
+    if not any(left_of(lines).values()) and not any(
+        line.charge.adjustment or line.charge.inference for line in lines
+    ):
         raise DisputeRefused("nothing of this owner was charged then: there is nothing to contest")
     if len(lines) > MOST_LINES:
         raise DisputeRefused(
@@ -198,6 +200,11 @@ def _require_movable(keyed: Iterable[Key], lines: Sequence[EvidenceLine], remedy
     if not keys and any(line.get("node_cost") for line in lines):
         raise DisputeRefused(
             "a node's cost follows who held its accelerators: contest the lines of that time"
+        )
+    if not keys and any(line.get("inference") for line in lines):
+        raise DisputeRefused(
+            "what a shared model server costs a tenant follows from its tokens, its weights and the"
+            " server's own time: correct what is declared ([[inference]], [[tenant]]) or the tokens"
         )
     if not keys:
         raise DisputeRefused(

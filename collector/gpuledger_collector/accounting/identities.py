@@ -130,6 +130,22 @@ ADJUSTMENTS = Identity(
     ("cost_micro",),
     Depth.declarations,
 )
+MOVED = Identity(
+    "moved",
+    "what the payers of these servers get back",
+    "the charges of tenants' owners for shared servers",
+    ("day", "server", "pool", "gpu_model", "currency"),
+    ("cost_micro",),
+    Depth.tables,
+)
+INFERENCE = Identity(
+    "inference",
+    "what shared servers cost, split again among those who asked",
+    "the charges of shared servers",
+    ("day", "server", "gateway", "tenant", "trust", "owner", "pool", "gpu_model", "currency"),
+    ("cost_micro",),
+    Depth.declarations,
+)
 DAYS = Identity(
     "days", "the charges", "the ledger of days", ("day", *_LINE), MEASURES, Depth.tables
 )
@@ -208,6 +224,8 @@ IDENTITIES = (
         CAPACITY,
         IMPORTED,
         ADJUSTMENTS,
+        MOVED,
+        INFERENCE,
         DAYS,
         BOOKED,
         TIMES,

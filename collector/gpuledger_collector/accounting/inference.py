@@ -80,6 +80,10 @@ COUNTERS = ("input", "cached", "output", "requests")
 """What a gateway counts, as the fields of `Tokens` are called."""
 
 
+TOKEN_COUNTERS = ("prompt_tokens", "generated_tokens")
+"""What counters of servers count of tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
     """One record of a gateway: a request, or the sum of several, from its begin to its end.

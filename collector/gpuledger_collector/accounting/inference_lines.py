@@ -34,7 +34,7 @@ class InferenceLine:
 
     `owner`: levels of the tree, empty where none is declared. `weighted`: its tokens by their
     weights, scaled to those of the server, on the lines of all currencies. `hour_ms`: of a line
-    that is spread over hours.
+    that is spread over hours. `is_charged`: its owner is charged for it, and not only shown it.
     """
 
     server: str
@@ -49,6 +49,7 @@ class InferenceLine:
     borrowed_micro: int = 0
     lent_micro: int = 0
     hour_ms: int | None = None
+    is_charged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class GroupedLine:
     cost: Money | None
     borrowed: Money | None
     lent: Money | None
+    charged: Money | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,7 @@ def group_lines(
         for at, (keys, is_hidden) in enumerate(all_keys):
             if is_hidden:
                 continue
-            used, idle, cost, borrowed, lent = (column[at] for column in amounts)
+            used, idle, cost, borrowed, lent, charged = (column[at] for column in amounts)
             trusts = {line.claimant.trust for line in rows[at] if line.claimant.is_tenant}
             owners = [line.owner for line in rows[at]]
             grouped.append(
@@ -206,6 +208,7 @@ def group_lines(
                         cost,
                         borrowed,
                         lent,
+                        charged,
                     ),
                 )
             )
@@ -218,6 +221,7 @@ _VALUES: Sequence[Callable[[InferenceLine], int]] = (
     lambda line: line.used_micro + line.idle_micro,
     lambda line: line.borrowed_micro,
     lambda line: line.lent_micro,
+    lambda line: line.used_micro + line.idle_micro if line.is_charged else 0,
 )
 
 

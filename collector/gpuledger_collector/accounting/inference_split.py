@@ -38,8 +38,11 @@ from gpuledger_common.largest_remainder import split, split_signed
 
 BY_TOKENS, BY_RESERVATIONS, BY_PLATFORM = "tokens", "reservations", "platform"
 IDLE_RULES = (BY_TOKENS, BY_RESERVATIONS, BY_PLATFORM)
-SHOWBACK = "showback"
-MODES = (SHOWBACK,)
+SHOWBACK, CHARGED = "showback", "charged"
+MODES = (SHOWBACK, CHARGED)
+SHOWN = "shown"
+CLAIMS = (SHOWN, CHARGED)
+"""What becomes of tenants that callers only claim to be: shown, or charged like the others."""
 NOBODY, IDLE = "(nobody)", "(idle)"
 """Tokens that a server counted and no gateway knows; idle cost that stays with the platform."""
 WEIGHT_DIGITS = 6
@@ -56,6 +59,7 @@ class SharedServer(DatedDays):
     commas between; no backends: any. `served_by`: tags and facts of its workloads, as rules match
     them; `served_model`: the `model_name` of their counters, empty: any. `weights`: of an input, a
     cached and an output token, as `1 : 0.1 : 4`; `reserved`: tenant -> share of the server.
+    `claims`: `charged`, or empty: what callers only claim to be is shown.
     """
 
     name: str
@@ -68,8 +72,19 @@ class SharedServer(DatedDays):
     idle: str
     reserved: Mapping[str, str] = field(default_factory=dict)
     mode: str = SHOWBACK
+    claims: str = ""
     from_on: dt.date | None = None
     to_on: dt.date | None = None
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether tenants' owners are charged their parts, and not only shown them."""
+        return self.mode == CHARGED
+
+    @property
+    def charges_claims(self) -> bool:
+        """Whether owners also pay for tenants that callers only claim to be."""
+        return self.claims == CHARGED
 
     def answers(self, asker: Asker) -> bool:
         """Whether tokens of an asker are this server's."""
@@ -312,6 +327,13 @@ def split_day(
         amounts = split_signed(idle_micro, [shares[claimant] for claimant in claimants])
         idle, left = dict(zip(claimants, amounts, strict=True)), 0
     return _list_parts(tokens, used, idle, left)
+
+
+def split_server(server: SharedServer, cost: ServerCost, tokens: DayTokens) -> list[Part]:
+    """Split a day's cost of a server as it is declared."""
+    return split_day(
+        cost, tokens, server.token_weights, server.idle, server.reservations, server.gateway
+    )
 
 
 class _User(NamedTuple):

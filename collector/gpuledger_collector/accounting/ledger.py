@@ -239,10 +239,25 @@ def check_conservation(
         capacity_cost=without_zeros(capacity_cost) if uses else dict(capacity_cost),
         charged_cost=without_zeros(charged_cost) if uses else dict(charged_cost),
         until_ms=min(until_ms, day.end_ms),
-        holds=time_holds and cost_holds and all(_adds_up(use) for use in uses.values()),
+        holds=time_holds
+        and cost_holds
+        and all(_adds_up(use) for use in uses.values())
+        and not any(moved_costs(charges).values()),
         commitments=uses,
         stranded_ns=stranded,
     )
+
+
+def moved_costs(charges: Iterable[Charge]) -> dict[tuple[str, str, str, str], int]:
+    """What charges of shared servers add up to by server, pool, model and currency: zero, since
+    tenants' owners are charged what the payers get back.
+    """
+    sums: dict[tuple[str, str, str, str], int] = defaultdict(int)
+    for charge in charges:
+        if charge.inference is not None:
+            place = charge.pool, charge.gpu_model, charge.currency or ""
+            sums[charge.inference.server, *place] += charge.cost_micro or 0
+    return sums
 
 
 _USE_PARTS = ("covered", "imported", "unused")

@@ -23,6 +23,7 @@ from gpuledger_collector.accounting.commitments import (
     Coverage,
     CoveredShare,
 )
+from gpuledger_collector.accounting.inference_share import InferenceShare
 from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.node_costs import NodeCost
@@ -106,6 +107,7 @@ class Charge(Measures):
     commitment: Commitment | None = None
     adjustment: Adjustment | None = None
     node_cost: NodeCost | None = None
+    inference: InferenceShare | None = None
 
 
 @dataclass(frozen=True, slots=True)

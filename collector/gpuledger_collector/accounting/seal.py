@@ -117,6 +117,14 @@ def line_of(exported: ExportedCharge) -> bytes:
         content["adjustment"] = charge.adjustment.name
     if charge.node_cost is not None:
         content |= {"node_cost": charge.node_cost.name, "rate": _rate_text(charge.node_cost.rate)}
+    if charge.inference is not None:
+        content["inference"] = {
+            "server": charge.inference.server,
+            "gateway": charge.inference.gateway,
+            "tenant": charge.inference.tenant,
+            "trust": charge.inference.trust,
+            "weights": charge.inference.weights,
+        }
     # Sorted keys and no spaces: one charge has one text, whoever computes it. Names change after a
     # close and are not part of it (decision 0009).
     return _JSON.encode(content).encode()

@@ -19,6 +19,7 @@ STATE_WORDS: Mapping[str, str] = {
     "commitment_unused": "unused commitments",
     "node_cost": "node costs",
     "adjustments": "adjustments",
+    "inference": "shared model servers",
     "shared_costs": "shares of common costs",
 }
 """State -> word."""

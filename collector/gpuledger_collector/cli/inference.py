@@ -44,7 +44,7 @@ def list_tenants(
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """List what tenants pay for shared model servers, beside an unchanged bill.
+    """List what tenants pay for shared model servers, and how much of it is charged.
 
     The rows of a server add up to what it was charged: (nobody) is what it generated for nobody
     that a gateway knows, (idle) is idle time that stays with the platform.

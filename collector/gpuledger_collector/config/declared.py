@@ -40,7 +40,11 @@ BILLING_ZONE = "billing_zone"
 FISCAL_YEAR = "fiscal_year_begins"
 INFERENCE = "inference"
 TABLES = (BILLING_ZONE, FISCAL_YEAR, *KINDS)
-_LIKE_A_CLOSE = {"adjustment", "node_cost", "shared_cost", "cost_center", "carbon", "location"}
+_OF_TOKENS = {INFERENCE, "tenant"}
+_LIKE_A_CLOSE = {
+    *("adjustment", "node_cost", "shared_cost", "cost_center", "carbon", "location"),
+    *_OF_TOKENS,
+}
 """Kinds that are ordered with closes: what is declared while a month is being closed waits for it.
 """
 _PLACE = re.compile(r"at line (\d+), column (\d+)")
@@ -164,6 +168,9 @@ def apply_declared(
     if declared.billing_zone is not None or _LIKE_A_CLOSE & declared.values.keys():
         locks.take(connection, Lock.LEDGER)
     locks.take(connection, Lock.PRICES)
+    if _OF_TOKENS & declared.values.keys():
+        # Whoever stores tokens meanwhile marks their days for a server that is charged from now on.
+        locks.take(connection, Lock.TOKENS)
     outcomes = {}
     if declared.billing_zone is not None:
         outcomes["billing zone"] = zones.replace_zone(connection, declared.billing_zone, now_ms)

@@ -10,6 +10,7 @@ and [[api_price]] tables.
     weights = "1 : 0.1 : 4"
     idle = "reservations"
     reserved = { team-vision = 0.5, team-nlp = 0.25 }
+    mode = "charged"
     effective_from = 2026-10-01
 
     [[tenant]]
@@ -27,7 +28,9 @@ and [[api_price]] tables.
 
 `models` and `backends` are what the gateway says, with `*` as wildcard; `served_by` matches tags
 and facts of the workloads that answer, as a rule does. Weights are those of an input, a cached and
-an output token. Dates are days of the bill, in its zone; `effective_to` is not included.
+an output token. By default nothing is billed; `mode = "charged"` bills the owners of tenants, and
+`claims = "charged"` also for tenants that callers only claim to be. Dates are days of the bill, in
+its zone; `effective_to` is not included.
 """
 
 from __future__ import annotations
@@ -41,9 +44,11 @@ from gpuledger_collector.accounting.api_prices import ApiPrice
 from gpuledger_collector.accounting.inference_split import (
     BY_RESERVATIONS,
     BY_TOKENS,
+    CLAIMS,
     IDLE_RULES,
     MODES,
     SHOWBACK,
+    SHOWN,
     SharedServer,
     TenantOwner,
     parse_weights,
@@ -90,7 +95,8 @@ class DeclaredInference(Dated):
     idle: Annotated[str, one_of(IDLE_RULES)] = BY_TOKENS
     # `idle` decides whether it is needed or refused
     reserved: dict[str, Annotated[Decimal, decimal(6, 1)]] = Field({}, validate_default=True)
-    mode: Text = SHOWBACK
+    mode: Annotated[str, one_of(MODES)] = SHOWBACK
+    claims: Annotated[str, one_of(CLAIMS)] = SHOWN
 
     value_type = SharedServer
     identity = ("name",)
@@ -137,15 +143,6 @@ class DeclaredInference(Dated):
             raise refusal("too_much", "gives tenants more than the whole server")
         return reserved
 
-    @field_validator("mode")
-    @classmethod
-    def _show_only(cls, mode: str) -> str:
-        if mode == "charged":
-            raise refusal("not_yet", "can only be showback in this version: no bill changes by it")
-        if mode not in MODES:
-            raise refusal("bad_choice", f"{mode!r} is not one of {', '.join(MODES)}")
-        return mode
-
     def to_value(self, source: str, position: int) -> Any:
         """The server, with its lists as texts."""
         del source, position
@@ -153,6 +150,7 @@ class DeclaredInference(Dated):
             "models": ", ".join(self.models),
             "backends": ", ".join(self.backends),
             "reserved": {name: f"{share.normalize():f}" for name, share in self.reserved.items()},
+            "claims": "" if self.claims == SHOWN else self.claims,
         }
         return SharedServer(**fields)
 
@@ -166,6 +164,7 @@ class DeclaredInference(Dated):
                 "models": tuple(split_patterns(value.models)),
                 "backends": tuple(split_patterns(value.backends)),
                 "reserved": {name: Decimal(share) for name, share in value.reserved.items()},
+                "claims": value.claims or SHOWN,
             }
         )
 

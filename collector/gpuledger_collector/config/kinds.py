@@ -136,13 +136,13 @@ KINDS: Mapping[str, Kind] = {
     "inference": Kind(
         "shared model servers",
         inference.DeclaredInference,
-        stored_inference.SERVERS.replace,
+        stored_inference.replace_servers,
         stored_inference.SERVERS.in_force,
     ),
     "tenant": Kind(
         "tenants of model servers",
         inference.DeclaredTenant,
-        stored_inference.TENANTS.replace,
+        stored_inference.replace_tenants,
         stored_inference.TENANTS.in_force,
     ),
     "api_price": Kind(

@@ -123,7 +123,7 @@ ALLOCATIONS: tuple[Column[ReportRow], ...] = (
         "cost_adjustments",
         _printed_amount("adjusted_minor", "adjusted_micro"),
         Kind.MONEY,
-        about="How much of the direct cost is adjustments.",
+        about="How much of the direct cost is adjustments, and what moves of shared model servers.",
     ),
     Column("cost_center", lambda row: row.cost_center),
     Column("gl_code", lambda row: row.gl_code),

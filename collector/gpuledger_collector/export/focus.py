@@ -36,6 +36,8 @@ from gpuledger_collector.accounting.cash import (
 from gpuledger_collector.accounting.chargeback import WASTED_STATES, SharedPart
 from gpuledger_collector.accounting.closing import billed_to, is_paid
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
+from gpuledger_collector.accounting.inference import CLAIM
+from gpuledger_collector.accounting.inference_share import InferenceShare
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.locations import NOWHERE, Locations, PoolLocation
 from gpuledger_collector.accounting.money import (
@@ -221,6 +223,8 @@ def usage_rows(
             yield exported, _adjustment(exported, charge.adjustment, book)
         elif charge.node_cost is not None and charge.cost_micro:
             yield exported, _node_share(exported, charge.node_cost, book)
+        elif charge.inference is not None and charge.cost_micro:
+            yield exported, _moved(exported, charge.inference, book)
 
 
 def write(rows: Iterable[Row], file: TextIO, columns: Sequence[str] = COLUMNS) -> None:
@@ -326,6 +330,24 @@ def _adjustment(exported: ExportedCharge, adjustment: Adjustment, book: Book) ->
     booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
     # The provider asks for a true-up; everything else is between the platform and its owners.
     names = book.names(charge.pool, booked_ms) if adjustment.kind == TRUE_UP else book.issuer.names
+    description = f"{adjustment.kind.replace('_', '-').capitalize()}: {adjustment.name}"
+    category = "Credit" if adjustment.kind == CREDIT else "Adjustment"
+    return _amount(exported, names, description, category, book)
+
+
+def _moved(exported: ExportedCharge, share: InferenceShare, book: Book) -> Row:
+    """The row of what a tenant of a shared model server pays, or its payers get back."""
+    claimed = " (claimed)" if share.trust == CLAIM else ""
+    description = f"Shared model server {share.name}{claimed}"
+    return _amount(exported, book.issuer.names, description, "Adjustment", book)
+
+
+def _amount(
+    exported: ExportedCharge, names: ProviderNames, description: str, category: str, book: Book
+) -> Row:
+    """The row of an amount beside time, of no resource."""
+    charge = exported.charge
+    booked_ms = charge.day_ms if exported.booked_day_ms is None else exported.booked_day_ms
     key, invoice = book.invoice(
         booked_ms, charge.currency or "", billed_to(charge, book.level), names
     )
@@ -333,18 +355,17 @@ def _adjustment(exported: ExportedCharge, adjustment: Adjustment, book: Book) ->
     for amount, value in ((invoice.borne, cost), (invoice.paid, paid)):
         amount.micros[exported.correction_of] += value // 10**12
         amount.written += value
-    description = neutral(f"{adjustment.kind.replace('_', '-').capitalize()}: {adjustment.name}")
     about = Period(charge.start_ms, charge.end_ms)
     return {
         **_common(key, invoice, book),
-        **_adjustment_row(description, about, cost, paid, book.level, key[2]),
+        **_adjustment_row(neutral(description), about, cost, paid, book.level, key[2]),
         **_costs(
             cost,
             (charge.contracted_cost_micro or 0) * 10**12,
             (charge.list_cost_micro or 0) * 10**12,
             paid,
         ),
-        "ChargeCategory": "Credit" if adjustment.kind == CREDIT else "Adjustment",
+        "ChargeCategory": category,
         "ChargeClass": "Correction" if exported.booked_day_ms is not None else "",
         "Tags": flat_json(_tags(exported, book.level, key[2])),
         "x_CostBasis": charge.state,

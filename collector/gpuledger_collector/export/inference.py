@@ -60,6 +60,13 @@ def inference_report(keys: Sequence[str]) -> Report[GroupedLine]:
                 about="What others borrowed of its reservation, and pay in its place.",
                 is_optional=True,
             ),
+            Column(
+                "cost_charged",
+                lambda line: line.charged,
+                Kind.MONEY,
+                about="How much of it is charged to the owner; the rest is only shown.",
+                is_optional=True,
+            ),
             Column("currency", lambda line: line.cost and line.cost.currency),
             Column(
                 "trust",

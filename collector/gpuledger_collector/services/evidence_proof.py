@@ -18,6 +18,7 @@ from gpuledger_collector.accounting.identities import (
     Mismatch,
     differences,
 )
+from gpuledger_collector.accounting.inference_share import InferenceShare
 from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.ledger_rows import RecomputeRequest
 from gpuledger_collector.accounting.measures import MEASURES, add_known, amounts_of
@@ -121,12 +122,25 @@ def _by_place(
             charge.node,
             charge.currency or "",
             " ".join(str(term) for term in terms if term not in (None, "")),
-            ", ".join(each.name for each in declared if each is not None),
+            ", ".join(
+                [
+                    *(each.name for each in declared if each is not None),
+                    *_share_texts(charge.inference, is_corrected),
+                ]
+            ),
             "" if is_corrected else f"{charge.start_ms} to {charge.end_ms}",
         )
         known = sums.get(place, (None,) * len(MEASURES))
         sums[place] = [add_known(*pair) for pair in zip(known, amounts_of(charge), strict=True)]
     return {place: tuple(amounts) for place, amounts in sums.items()}
+
+
+def _share_texts(share: InferenceShare | None, is_corrected: bool) -> list[str]:
+    """What tells the part of a shared server from others; a correction may have other weights."""
+    if share is None:
+        return []
+    weights = [] if is_corrected else [share.weights]
+    return [share.server, share.gateway, share.tenant, share.trust, *weights]
 
 
 def _text(number: int | None) -> str:

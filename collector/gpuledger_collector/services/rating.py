@@ -22,6 +22,7 @@ from gpuledger_collector.accounting.attribution import Attribution, Rule, Worklo
 from gpuledger_collector.accounting.commitments import Commitment, CommitmentCost, Key
 from gpuledger_collector.accounting.corrections import difference
 from gpuledger_collector.accounting.imported_usage import SeenAccelerator, without_seen
+from gpuledger_collector.accounting.inference_charges import SharedServers, inference_charges
 from gpuledger_collector.accounting.ledger import RatedDay, check_conservation, summarize
 from gpuledger_collector.accounting.node_charges import NodeUsage
 from gpuledger_collector.accounting.node_costs import NodeCost, node_hours
@@ -64,10 +65,12 @@ from gpuledger_collector.services.placements import (
     with_stranded,
     without_stranded,
 )
+from gpuledger_collector.services.shared_servers import read_shared_servers
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.billing import (
     adjustments,
     commitments,
+    inference,
     months,
     node_costs,
     periods,
@@ -252,6 +255,8 @@ class DayUsage:
     commitments: Sequence[Commitment] = ()
     node_costs: Sequence[NodeCost] = ()
     adjusting: DayAdjustments = field(default_factory=DayAdjustments)
+    shared: SharedServers | None = None
+    """Shared model servers that charge their tenants; None: none does."""
     rated: Mapping[int, Sequence[Charge]] = field(default_factory=dict)
     """Charges of accelerators that were rated together, by the book that `usage_of` was given; they
     have no pieces.
@@ -280,7 +285,9 @@ def _rate_day(database: Database, day_ms: int, now_ms: int, book_at_ms: int | No
         # end of this one.
         with database.transaction() as connection:
             owners = rated_days.owner_ids(connection, rated.charges)
-        _request_later_days(ledger, day, rated.charges, now_ms)
+            charges = inference.number_shares(connection, rated.charges)
+        _request_later_days(ledger, day, charges, now_ms)
+        rated = replace(rated, charges=charges)
         _write(ledger, day, rated, owners, now_ms, now_ms if book_at_ms is None else book_at_ms)
         rated_days.remove_requests(ledger, requests)
 
@@ -385,6 +392,7 @@ def usage_of(
         commitments=all_commitments,
         node_costs=costs,
         adjusting=adjusting_on(connection, day),
+        shared=read_shared_servers(connection, day, owners.reported()),
         rated=rated,
     )
 
@@ -523,6 +531,8 @@ def price_usage(
     # Last, since they follow from what the time of the day costs.
     held = held_costs(charges) if usage.adjusting.policies else {}
     charges += adjustment_charges(held, usage.day, usage.adjusting)
+    if usage.shared is not None:
+        charges += inference_charges(charges, usage.day, usage.shared)
     return charges, capacities, coverage.costs
 
 
@@ -704,6 +714,13 @@ class Owners:
         self._said = reported or {}
         self._edges = edges_of(rules)
         self._known: dict[tuple[int, int | None, str, str, int], OwnerPath] = {}
+
+    def reported(self) -> dict[int, list[WorkloadFacts]]:
+        """What was reported of workloads for the day, by their numbers."""
+        reported: dict[int, list[WorkloadFacts]] = defaultdict(list)
+        for facts in [*self._said.values(), *self._workloads.values()]:
+            reported[facts.id].append(facts)
+        return reported
 
     def tags(self, workload_id: int, attributes_id: int | None = None) -> Mapping[str, str]:
         """What was written on a workload."""

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuledger_collector.accounting.adjustments import KINDS as ADJUSTMENT_KINDS
+from gpuledger_collector.accounting.adjustments import BESIDE_CAPACITY
 from gpuledger_collector.accounting.commitments import COMMITMENT_UNUSED
 from gpuledger_collector.accounting.identities import (
     ADJUSTMENTS,
@@ -22,6 +22,8 @@ from gpuledger_collector.accounting.identities import (
     DECLARED,
     IDENTITIES,
     IMPORTED,
+    INFERENCE,
+    MOVED,
     Depth,
     Identity,
     Mismatch,
@@ -56,6 +58,7 @@ from gpuledger_collector.services.commitment_coverage import (
 from gpuledger_collector.services.evidence_proof import unlike_evidence
 from gpuledger_collector.services.placements import placements_of, with_stranded
 from gpuledger_collector.services.rating import adjusting_on, imported_without_seen
+from gpuledger_collector.services.shared_servers import move_again
 from gpuledger_collector.storage.access import audited
 from gpuledger_collector.storage.billing import (
     adjustments,
@@ -64,10 +67,11 @@ from gpuledger_collector.storage.billing import (
     identities,
     months,
     node_costs,
+    rated_days,
     rating_times,
     reports,
 )
-from gpuledger_collector.storage.billing.charge_sums import ChargeSums, ImportedPlace
+from gpuledger_collector.storage.billing.charge_sums import ChargeSums, ImportedPlace, MovedPlace
 from gpuledger_collector.storage.billing.identities import path_text
 from gpuledger_collector.storage.ledger import claims, inventory, zones
 from gpuledger_collector.storage.locks import Connection
@@ -112,6 +116,7 @@ def reconcile(
             *declaration_mismatches(declared),
             *again_of.imports(charged.imported),
             *(_find_misadjusted_days(connection, charged, calendar, days) if anew else ()),
+            *(_find_unlike_shares(connection, charged, calendar, days) if anew else ()),
             *_unlike_tables(connection, charged, calendar, days),
         ],
         compared=_identities_to_compare(anew=anew, evidence=evidence),
@@ -135,7 +140,7 @@ class _CapacitySums:
     ) -> DayCheck:
         """Add a rated day, and compare its three sums."""
         self.capacity.add(again.gpu_ns, again.cost)
-        rows = [row for row in states if row.state not in ADJUSTMENT_KINDS]
+        rows = [row for row in states if row.state not in BESIDE_CAPACITY]
         for row in rows:
             cost = {row.currency: row.cost_micro or 0} if row.currency is not None else {}
             self._place_of(row).add(row.gpu_ns, cost)
@@ -210,6 +215,7 @@ def _unlike_tables(
     misdated = rating_times.find_changed_times(connection, charged.period, calendar)
     return [
         *_find_unchecked_days(charged, calendar, days),
+        *_find_unbalanced_servers(charged, calendar),
         *charged.unlike_days,
         *misbooked,
         *misdated,
@@ -271,6 +277,72 @@ def _find_misadjusted_days(
             if place[0] in compared
         },
     )
+
+
+def _find_unbalanced_servers(charged: ChargeSums, calendar: Calendar) -> list[Mismatch]:
+    """Servers of which owners of tenants pay something else than the payers get back."""
+    given: dict[tuple[str, ...], int] = defaultdict(int)
+    taken: dict[tuple[str, ...], int] = defaultdict(int)
+    for moved, micro in charged.moved.items():
+        day_ms, server, _, _, trust, _, *where = moved
+        place = calendar.date_of(day_ms).isoformat(), server, *where
+        if trust:
+            taken[place] += micro
+        else:
+            given[place] -= micro
+    return differences(
+        MOVED,
+        {place: (micro,) for place, micro in given.items()},
+        {place: (micro,) for place, micro in taken.items()},
+    )
+
+
+def _find_unlike_shares(
+    connection: Connection, charged: ChargeSums, calendar: Calendar, days: Sequence[DayCheck]
+) -> list[Mismatch]:
+    """Where the charges of shared servers do not follow from what the servers cost and what tenants
+    asked; of days that have ended and wait for no rating, since tokens come at any time.
+    """
+    waiting = set(rated_days.list_requested(connection, charged.period, calendar))
+    ended = [
+        day
+        for check in days
+        if check.until_ms >= (day := calendar.day_of(check.day_ms)).end_ms
+        and day.start_ms not in waiting
+    ]
+    if not ended:
+        return []
+    expected: dict[tuple[str, ...], int] = defaultdict(int)
+    for day_ms, moved in move_again(connection, calendar.days(charged.period)).items():
+        for charge in moved:
+            share = charge.inference
+            assert share is not None
+            place = share.server, share.gateway, share.tenant, share.trust
+            key = _moved_place(
+                calendar,
+                (
+                    day_ms,
+                    *place,
+                    charge.owner or OwnerPath(),
+                    charge.pool,
+                    charge.gpu_model,
+                    charge.currency or "",
+                ),
+            )
+            expected[key] += charge.cost_micro or 0
+    compared = {calendar.date_of(day.start_ms).isoformat() for day in ended}
+    stored = {_moved_place(calendar, place): micro for place, micro in charged.moved.items()}
+    return differences(
+        INFERENCE,
+        {place: (micro,) for place, micro in expected.items() if place[0] in compared},
+        {place: (micro,) for place, micro in stored.items() if place[0] in compared},
+    )
+
+
+def _moved_place(calendar: Calendar, place: MovedPlace) -> tuple[str, ...]:
+    day_ms, server, gateway, tenant, trust, owner, *where = place
+    date = calendar.date_of(day_ms).isoformat()
+    return date, server, gateway, tenant, trust, path_text(owner), *where
 
 
 def _adjusted_place(

@@ -10,11 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpuledger_collector.accounting.inference import TOKEN_COUNTERS
 from gpuledger_collector.accounting.inference_split import SharedServer
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period
 from gpuledger_collector.accounting.unit_cost import CountedHour, count_by_hour
 from gpuledger_collector.insight.token_weights import ServerHour, ServerWeights, estimate_weights
-from gpuledger_collector.services.inference_costs import TOKEN_COUNTERS, match_workloads
+from gpuledger_collector.services.shared_servers import WorkloadsByDay
 from gpuledger_collector.storage.billing import inference
 from gpuledger_collector.storage.billing.inference import WorkloadActivity
 from gpuledger_collector.storage.ledger import token_usage, zones
@@ -85,9 +86,7 @@ def _read_hours(
     calendar: Calendar,
 ) -> dict[str, list[ServerHour]]:
     """What each server did and counted, by hour."""
-    matching = match_workloads(
-        connection, servers, inference.list_charged_workloads(connection, period)
-    )
+    matching = WorkloadsByDay(connection, calendar.days(period), servers).matching
     chosen = sorted(set().union(*matching))
     activity: dict[int, list[WorkloadActivity]] = defaultdict(list)
     for row in inference.read_activity(connection, period, chosen) if chosen else ():

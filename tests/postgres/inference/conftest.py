@@ -1,5 +1,6 @@
-"""Fixtures of shared inference: a priced fleet, and a command."""
+"""Fixtures of shared inference: a priced fleet, a command, a declaration and a shared server."""
 
 from fakes.ledger import fleet, ledger, run
+from fakes.shared_server import apply, served
 
-__all__ = ["fleet", "ledger", "run"]
+__all__ = ["apply", "fleet", "ledger", "run", "served"]

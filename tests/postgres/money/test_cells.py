@@ -117,8 +117,11 @@ NOT_DERIVED = {
         *("token_asker", "token_request", "token_page", "token_page_reading"),
         *("token_series", "token_reading", "token_hour"),
     },
-    "showback of closed months, sealed with them (tests/postgres/inference/test_split.py)": {
+    "how days of closed months were split, sealed with them (tests/postgres/inference/test_split.py)": {
         *("closed_inference", "closed_inference_server"),
+    },
+    "parts of shared servers, which charges name (tests/postgres/inference/test_charged.py)": {
+        "inference_share"
     },
     "decided by people, sealed or only added to": {
         *("dispute", "dispute_entry", "reattribution", "audit", "refused_claim", "bill_match"),

@@ -13,7 +13,12 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from gpuledger_collector.accounting.counters import KEEP_DAYS, CounterReading, hourly, max_gap_ms
+from gpuledger_collector.accounting.inference import TOKEN_COUNTERS
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.storage.ledger.token_usage import (
+    request_charged_days,
+    request_charged_days_of,
+)
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select, select_as
 
@@ -70,10 +75,15 @@ def store_readings(connection: Connection, rows: Sequence[Row]) -> int:
     counters = {series_id: series.counter for series, series_id in series_ids.items()}
     # Recount the range of all new readings at once: hours between them are recounted too, which
     # changes nothing.
+    token_hours: set[int] = set()
     for series_id, instants in sorted(touched.items()):
-        _recount(
-            connection, series_id, max_gap_ms(counters[series_id]), min(instants), max(instants)
-        )
+        gap_ms = max_gap_ms(counters[series_id])
+        start, end = _reach(gap_ms, min(instants), max(instants))
+        _recount(connection, series_id, gap_ms, start, end)
+        if counters[series_id] in TOKEN_COUNTERS:
+            token_hours.update(range(start, end, HOUR_MS))
+    if token_hours:
+        request_charged_days(connection, token_hours)
     return len(readings)
 
 
@@ -82,13 +92,15 @@ def _lock_series(connection: Connection, series: Sequence[Series]) -> dict[Serie
     never deadlock.
     """
     columns = [list(column) for column in zip(*map(astuple, series), strict=True)]
-    connection.execute(
+    added = connection.execute(
         "INSERT INTO counter_series (workload_id, via, source, part, counter, engine) SELECT * FROM"
         " unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]) "
         # The id of an existing series is read below: DO NOTHING returns no row for it.
         "ON CONFLICT DO NOTHING",
         columns,
-    )
+    ).rowcount
+    if added:
+        request_charged_days_of(connection, (each.workload_id for each in series))
     rows = select(
         connection,
         "SELECT s.id, s.workload_id, s.via, s.source, s.part, s.counter FROM counter_series s JOIN"
@@ -106,14 +118,18 @@ def _series_key(series: Any) -> tuple[object, ...]:
     return series.workload_id, series.via, series.source, series.part, series.counter
 
 
-def _recount(
-    connection: Connection, series_id: int, gap_ms: int, first_ms: int, last_ms: int
-) -> None:
-    """Recount every hour that a pair of readings with one between these instants can reach into."""
+def _reach(gap_ms: int, first_ms: int, last_ms: int) -> tuple[int, int]:
+    """From the first to after the last hour that a pair of readings with one between these instants
+    can reach into.
+    """
     # A reading counts units between itself and a neighbor at most `gap_ms` away, so it changes
     # hours within that reach.
     start, end = first_ms - gap_ms, last_ms + gap_ms
-    start, end = start - start % HOUR_MS, end - end % HOUR_MS + HOUR_MS
+    return start - start % HOUR_MS, end - end % HOUR_MS + HOUR_MS
+
+
+def _recount(connection: Connection, series_id: int, gap_ms: int, start: int, end: int) -> None:
+    """Recount the hours between two full ones."""
     readings = select_as(
         connection,
         CounterReading,

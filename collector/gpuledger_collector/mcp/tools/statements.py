@@ -80,6 +80,8 @@ class Check(Model):
         "checked",
         "imported",
         "adjustments",
+        "moved",
+        "inference",
         "days",
         "booked",
         "times",

@@ -84,15 +84,23 @@ def erase(connection: Connection, name: str, who: str, now_ms: int) -> tuple[str
 
 
 def forget_owners(connection: Connection, name: str) -> int:
-    """Delete owners of this user that no line refers to after days were rated again; return how
-    many.
+    """Delete owners of this user, and tenants of this name, that no line refers to after days were
+    rated again; return how many.
     """
-    return connection.execute(
+    names = [name, escape_name(name)]
+    shares = connection.execute(
+        "DELETE FROM inference_share s WHERE tenant = ANY(%s) AND NOT EXISTS (SELECT FROM charge"
+        " WHERE inference_id = s.id) AND NOT EXISTS (SELECT FROM correction WHERE inference_id ="
+        " s.id)",
+        (names,),
+    ).rowcount
+    owners = connection.execute(
         "DELETE FROM owner o WHERE user_name = ANY(%s) AND NOT EXISTS (SELECT FROM charge WHERE"
         " owner_id = o.id) AND NOT EXISTS (SELECT FROM correction WHERE owner_id = o.id) AND NOT"
         " EXISTS (SELECT FROM ledger_day WHERE owner_id = o.id)",
-        ([name, escape_name(name)],),
+        (names,),
     ).rowcount
+    return shares + owners
 
 
 def requested_days(connection: Connection) -> Period | None:

@@ -48,15 +48,19 @@ def _sum(name: str) -> str:
 # Usage imported as counts has no accelerator: only of that the node is told apart.
 _IS_COUNTED = (
     "accelerator_id IS NULL AND state <> 'commitment_unused' AND node_cost_id IS NULL AND"
-    " adjustment_id IS NULL"
+    " adjustment_id IS NULL AND inference_id IS NULL"
 )
-_HAS_MORE_KEYS = "(adjustment_id IS NOT NULL OR node_cost_id IS NOT NULL OR " + _IS_COUNTED + ")"
+_HAS_MORE_KEYS = (
+    "(adjustment_id IS NOT NULL OR node_cost_id IS NOT NULL OR inference_id IS NOT NULL OR "
+    + _IS_COUNTED
+    + ")"
+)
 _MORE = f" AND (SELECT bool_or(has_more_keys) FROM charged) AND {_HAS_MORE_KEYS}"
 """Most fleets have none in most months, and then the charges are not read a second time."""
 _OTHERS = f"""
-    SELECT {_KEYS}, adjustment_id, node_cost_id, CASE WHEN {_IS_COUNTED} THEN node END AS node,
+    SELECT {_KEYS}, adjustment_id, node_cost_id, inference_id, CASE WHEN {_IS_COUNTED} THEN node END AS node,
         {{corrects}} AS corrects, sum(gpu_ns) AS gpu_ns, sum(cost_micro) AS cost_micro
-    FROM {{table}} {_WHERE}{{more}} GROUP BY {_KEYS}, 7, 8, 9"""
+    FROM {{table}} {_WHERE}{{more}} GROUP BY {_KEYS}, 7, 8, 9, 10"""
 # Each key more is hashed for every charge, so all of them are grouped by the keys of the ledger of
 # days only. What has more keys (adjustments, node costs, imported counts, corrections) is found by
 # a filter, and is few charges or all.
@@ -91,6 +95,11 @@ UNION ALL SELECT 'adjusted', to_jsonb(part) FROM (
 UNION ALL SELECT 'node', to_jsonb(part) FROM (
     SELECT n.name, l.currency, sum(l.cost_micro) AS micro FROM others l JOIN node_cost n ON n.id = l.node_cost_id
     WHERE l.currency IS NOT NULL GROUP BY 1, 2) AS part
+UNION ALL SELECT 'inference', to_jsonb(part) FROM (
+    SELECT l.day_ms, s.server, s.gateway, s.tenant, s.trust, ARRAY[{_LEVELS}] AS levels, l.pool, l.gpu_model,
+        coalesce(l.currency, '') AS currency, sum(l.cost_micro) AS micro
+    FROM others l JOIN inference_share s ON s.id = l.inference_id LEFT JOIN owner o ON o.id = l.owner_id
+    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9) AS part
 UNION ALL SELECT 'imported', to_jsonb(part) FROM (
     SELECT day_ms, pool, gpu_model, node, sum(gpu_ns) AS gpu_ns FROM others
     WHERE node IS NOT NULL AND state = 'held'
@@ -102,6 +111,8 @@ UNION ALL SELECT 'odd', to_jsonb(part) FROM (
 Row = dict[str, Any]
 AdjustedPlace = tuple[int, str, OwnerPath, str, str, str]
 """Day, name of the adjustment, owner, pool, model and currency."""
+MovedPlace = tuple[int, str, str, str, str, OwnerPath, str, str, str]
+"""Day, server, gateway, tenant, trust, owner, pool, model and currency."""
 ImportedPlace = tuple[int, str, str, str]
 """Day, pool, model and node."""
 
@@ -115,6 +126,8 @@ class ChargeSums:
     """By day, state and currency; what owners pay for nodes stands with what they held."""
     adjusted: Mapping[AdjustedPlace, int]
     """Micro-units of adjustments."""
+    moved: Mapping[MovedPlace, int]
+    """Micro-units that move between payers of shared servers and owners of tenants."""
     nodes: Mapping[str, Mapping[str, int]]
     """Micro-units of node costs, by name and currency."""
     imported: Mapping[ImportedPlace, int]
@@ -141,6 +154,7 @@ def read(connection: Connection, period: Period, calendar: Calendar) -> ChargeSu
         period=period,
         states=_states(parts["state"]),
         adjusted={_adjusted_place(row): row["micro"] for row in parts["adjusted"] if row["micro"]},
+        moved={_moved_place(row): row["micro"] for row in parts["inference"] if row["micro"]},
         nodes=_nodes(parts["node"]),
         imported={
             (row["day_ms"], row["pool"], row["gpu_model"], row["node"]): row["gpu_ns"]
@@ -161,6 +175,20 @@ def _adjusted_place(row: Row) -> AdjustedPlace:
     return (
         row["day_ms"],
         row["name"],
+        OwnerPath(*row["levels"]),
+        row["pool"],
+        row["gpu_model"],
+        row["currency"],
+    )
+
+
+def _moved_place(row: Row) -> MovedPlace:
+    return (
+        row["day_ms"],
+        row["server"],
+        row["gateway"],
+        row["tenant"],
+        row["trust"],
         OwnerPath(*row["levels"]),
         row["pool"],
         row["gpu_model"],

@@ -4,61 +4,52 @@ how days of closed months were split.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
+from typing import TypeVar
 
 from gpuledger_collector.accounting.adjustments import POLICIES
 from gpuledger_collector.accounting.api_prices import ApiPrice
 from gpuledger_collector.accounting.inference import Asker, TokenRecord, Tokens
+from gpuledger_collector.accounting.inference_charges import UNPRICED, PlaceCost, WorkloadDay
 from gpuledger_collector.accounting.inference_lines import InferenceLine, ServerDay, ServerLine
+from gpuledger_collector.accounting.inference_share import InferenceShare
 from gpuledger_collector.accounting.inference_split import Claimant, SharedServer, TenantOwner
-from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.ledger_rows import ImportOutcome
+from gpuledger_collector.accounting.owner_tree import OwnerPath
+from gpuledger_collector.accounting.period import DatedDays, Period
+from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.unit_cost import CountedHour
+from gpuledger_collector.storage.billing.prices import request_dated_days
 from gpuledger_collector.storage.ledger.dated_rows import DatedTable
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select, select_as, select_value, select_values
+from gpuledger_collector.storage.rows import (
+    select,
+    select_as,
+    select_value,
+    select_values,
+    to_object,
+)
 
 SERVERS = DatedTable("inference_server", SharedServer, "name, from_on NULLS FIRST, id")
 TENANTS = DatedTable("inference_tenant", TenantOwner, "gateway, tenant, from_on NULLS FIRST, id")
 API_PRICES = DatedTable("api_price", ApiPrice, "name, from_on NULLS FIRST, id")
-UNPRICED = ""
-"""The currency of what has no price."""
+_Dated = TypeVar("_Dated", SharedServer, TenantOwner)
+_SHARE = "server, gateway, tenant, trust, weights"
+_TEXTS = ", ".join(["%s::text[]"] * 5)
+_COLUMNS = (
+    "day_ms, workload_id, owner_id, state, pool, gpu_model, currency, adjustment_id, node_cost_id,"
+    " cost_micro, gpu_ns, busy_ns, idle_ns, unknown_ns"
+)
+_SOURCES = {
+    False: "charge",
+    True: f"(SELECT {_COLUMNS} FROM charge UNION ALL SELECT {_COLUMNS} FROM correction)",
+}
+"""Charges, without the corrections of their days and with them."""
 _DAYS = "day_ms >= %(start)s AND day_ms < %(end)s"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkloadDay:
-    """What a workload cost on a day in one currency and at one place.
-
-    `currency`: `UNPRICED` of time without a price. `is_time`: of GPU-time; else its share of what
-    nodes cost.
-    """
-
-    day_ms: int
-    workload_id: int
-    owner_id: int | None
-    pool: str
-    gpu_model: str
-    currency: str
-    is_time: bool
-    cost_micro: int
-    busy_ns: int
-    idle_ns: int
-    unknown_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceCost:
-    """What an owner's time in a pool and model cost on a day, and what adjustments added to it."""
-
-    day_ms: int
-    owner_id: int | None
-    pool: str
-    gpu_model: str
-    currency: str
-    held_micro: int
-    adjusted_micro: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +77,128 @@ class WorkloadActivity:
     is_shared: bool
 
 
+def replace_servers(
+    connection: Connection, wanted: Sequence[SharedServer], now_ms: int
+) -> ImportOutcome:
+    """Replace the servers in force; days on which some server charges its tenants before or
+    afterwards are marked for rating where one that came or went holds on them.
+    """
+    before = SERVERS.in_force(connection)
+    outcome = SERVERS.replace(connection, wanted, now_ms)
+    after = SERVERS.in_force(connection)
+    return _request_charged_days(
+        connection, outcome, [*before, *after], _different(before, after), now_ms
+    )
+
+
+def replace_tenants(
+    connection: Connection, wanted: Sequence[TenantOwner], now_ms: int
+) -> ImportOutcome:
+    """Replace the owners of tenants in force; days of servers that charge tenants are marked for
+    rating where an owner that came or went holds on them.
+    """
+    before = TENANTS.in_force(connection)
+    outcome = TENANTS.replace(connection, wanted, now_ms)
+    after = TENANTS.in_force(connection)
+    return _request_charged_days(
+        connection, outcome, SERVERS.in_force(connection), _different(before, after), now_ms
+    )
+
+
+def _different(before: Sequence[_Dated], after: Sequence[_Dated]) -> list[_Dated]:
+    """What is on one side only; declarations have mappings, and no hash."""
+    gone = [each for each in before if each not in after]
+    return gone + [each for each in after if each not in before]
+
+
+def _request_charged_days(
+    connection: Connection,
+    outcome: ImportOutcome,
+    servers: Iterable[SharedServer],
+    different: Sequence[DatedDays],
+    now_ms: int,
+) -> ImportOutcome:
+    """Mark the days from the first to the last on which both a change and a server that charges
+    hold.
+    """
+    charged = [server for server in servers if server.is_charged]
+    if not charged or not different:
+        return outcome
+    first = _later_on(_first_on(charged), _first_on(different))
+    last = _earlier_on(_last_on(charged), _last_on(different))
+    if first is not None and last is not None and last <= first:
+        return outcome
+    return replace(outcome, days_to_recompute=request_dated_days(connection, first, last, now_ms))
+
+
+def _first_on(dated: Sequence[DatedDays]) -> dt.date | None:
+    starts = [each.from_on for each in dated if each.from_on is not None]
+    return min(starts) if len(starts) == len(dated) else None
+
+
+def _last_on(dated: Sequence[DatedDays]) -> dt.date | None:
+    ends = [each.to_on for each in dated if each.to_on is not None]
+    return max(ends) if len(ends) == len(dated) else None
+
+
+def _later_on(left: dt.date | None, right: dt.date | None) -> dt.date | None:
+    return max((each for each in (left, right) if each is not None), default=None)
+
+
+def _earlier_on(left: dt.date | None, right: dt.date | None) -> dt.date | None:
+    return min((each for each in (left, right) if each is not None), default=None)
+
+
+def number_shares(connection: Connection, charges: Sequence[Charge]) -> Sequence[Charge]:
+    """Charges with the numbers of the shares of servers that they are about; new shares are added,
+    which `connection` had better commit at once.
+    """
+    shares = sorted({charge.inference for charge in charges if charge.inference is not None})
+    if not shares:
+        return charges
+    columns = [list(column) for column in zip(*map(_share_cells, shares), strict=True)]
+    # In order, so that processes that add the same shares do not wait for each other.
+    connection.execute(
+        f"INSERT INTO inference_share ({_SHARE}) SELECT * FROM unnest({_TEXTS}) ON CONFLICT DO"
+        " NOTHING",
+        columns,
+    )
+    numbers = {
+        share: share
+        for share in select_as(
+            connection,
+            InferenceShare,
+            f"SELECT id, {_SHARE} FROM inference_share JOIN unnest({_TEXTS}) AS s ({_SHARE}) USING"
+            f" ({_SHARE})",
+            columns,
+        )
+    }
+    return [
+        charge if charge.inference is None else replace(charge, inference=numbers[charge.inference])
+        for charge in charges
+    ]
+
+
+def read_shares(connection: Connection, ids: Sequence[int]) -> dict[int, InferenceShare]:
+    """Shares of servers by number."""
+    if not ids:
+        return {}
+    return {
+        number: share
+        for share in select_as(
+            connection,
+            InferenceShare,
+            f"SELECT id, {_SHARE} FROM inference_share WHERE id = ANY(%s)",
+            (list(ids),),
+        )
+        if (number := share.id) is not None
+    }
+
+
+def _share_cells(share: InferenceShare) -> tuple[str, ...]:
+    return share.server, share.gateway, share.tenant, share.trust, share.weights
+
+
 def find_unknown_models(
     connection: Connection, records: Iterable[TokenRecord]
 ) -> list[TokenRecord]:
@@ -104,14 +217,32 @@ def find_unknown_models(
     return unknown
 
 
-def list_charged_workloads(connection: Connection, period: Period) -> list[int]:
-    """The workloads that were charged for time on days of a period."""
-    return select_values(
-        connection,
-        f"SELECT DISTINCT workload_id FROM charge WHERE {_DAYS} AND state = 'held' AND workload_id"
-        " IS NOT NULL ORDER BY 1",
-        {"start": period.start_ms, "end": period.end_ms},
+def list_charged_workloads(
+    connection: Connection, days: Sequence[Period], *, corrected: bool = False
+) -> dict[int, set[int]]:
+    """By day the workloads that were charged for time on it; the days adjoin."""
+    charged: dict[int, set[int]] = defaultdict(set)
+    rows = connection.execute(
+        f"SELECT day_ms, workload_id FROM {_SOURCES[corrected]} c WHERE {_DAYS} AND state = 'held'"
+        " AND workload_id IS NOT NULL GROUP BY 1, 2 HAVING sum(gpu_ns) <> 0",
+        {"start": days[0].start_ms, "end": days[-1].end_ms},
     )
+    for day_ms, workload_id in rows:
+        charged[day_ms].add(workload_id)
+    return charged
+
+
+def read_owners(connection: Connection, ids: Iterable[int]) -> dict[int, OwnerPath]:
+    """Owners by number."""
+    return {
+        row.id: to_object(OwnerPath, row)
+        for row in select(
+            connection,
+            "SELECT id, org, team, project, experiment, run, user_name AS user FROM owner WHERE id"
+            " = ANY(%s)",
+            (sorted(set(ids)),),
+        )
+    }
 
 
 def count_unpriced(connection: Connection, period: Period, ids: Sequence[int]) -> int:
@@ -127,19 +258,20 @@ def count_unpriced(connection: Connection, period: Period, ids: Sequence[int]) -
 
 
 def read_workload_days(
-    connection: Connection, period: Period, ids: Sequence[int]
+    connection: Connection, period: Period, ids: Sequence[int], *, corrected: bool = False
 ) -> list[WorkloadDay]:
-    """What workloads were charged for days of a period, as booked, without corrections; by day and
-    key of the workload.
+    """What workloads were charged for days of a period, as booked; with all corrections of these
+    days, or without. By day and key of the workload; `UNPRICED` is the currency of what has no
+    price.
     """
     rows = select(
         connection,
         "SELECT c.* FROM (SELECT day_ms, workload_id, owner_id, pool, gpu_model, coalesce(currency,"
-        " '') AS currency, node_cost_id IS NULL AS is_time, coalesce(sum(cost_micro), 0)::bigint AS"
-        " cost_micro, sum(busy_ns)::numeric AS busy_ns, sum(idle_ns)::numeric AS idle_ns,"
-        f" sum(unknown_ns)::numeric AS unknown_ns FROM charge WHERE {_DAYS} AND workload_id ="
-        " ANY(%(ids)s) GROUP BY 1, 2, 3, 4, 5, 6, 7) c JOIN workload w ON w.id = c.workload_id"
-        " ORDER BY c.day_ms, w.key, c.pool, c.gpu_model, c.currency, c.is_time",
+        f" '{UNPRICED}') AS currency, node_cost_id IS NULL AS is_time, coalesce(sum(cost_micro),"
+        " 0)::bigint AS cost_micro, sum(busy_ns)::numeric AS busy_ns, sum(idle_ns)::numeric AS"
+        f" idle_ns, sum(unknown_ns)::numeric AS unknown_ns FROM {_SOURCES[corrected]} c WHERE"
+        f" {_DAYS} AND workload_id = ANY(%(ids)s) GROUP BY 1, 2, 3, 4, 5, 6, 7) c JOIN workload w ON"
+        " w.id = c.workload_id ORDER BY c.day_ms, w.key, c.pool, c.gpu_model, c.currency, c.is_time",
         {"start": period.start_ms, "end": period.end_ms, "ids": list(ids)},
     )
     return [
@@ -160,18 +292,21 @@ def read_workload_days(
     ]
 
 
-def read_adjusted_places(connection: Connection, period: Period) -> list[PlaceCost]:
+def read_adjusted_places(
+    connection: Connection, period: Period, *, corrected: bool = False
+) -> list[PlaceCost]:
     """The places of which policies (markups, discounts, volume prices) changed the cost of a day."""
+    source = _SOURCES[corrected]
     return select_as(
         connection,
         PlaceCost,
         "WITH a AS (SELECT day_ms, owner_id, pool, gpu_model, currency, sum(cost_micro) AS micro"
-        f" FROM charge WHERE {_DAYS} AND adjustment_id IS NOT NULL AND state = ANY(%(kinds)s)"
+        f" FROM {source} c WHERE {_DAYS} AND adjustment_id IS NOT NULL AND state = ANY(%(kinds)s)"
         " GROUP BY 1, 2, 3, 4, 5)"
-        " SELECT a.day_ms, a.owner_id, a.pool, a.gpu_model, a.currency, coalesce((SELECT"
-        " sum(c.cost_micro) FROM charge c WHERE c.day_ms = a.day_ms AND c.owner_id IS NOT DISTINCT"
-        " FROM a.owner_id AND c.pool = a.pool AND c.gpu_model = a.gpu_model AND c.currency ="
-        " a.currency AND c.state = 'held' AND c.node_cost_id IS NULL), 0)::bigint AS held_micro,"
+        " SELECT a.day_ms, a.owner_id AS payer, a.pool, a.gpu_model, a.currency, coalesce((SELECT"
+        f" sum(c.cost_micro) FROM {source} c WHERE c.day_ms = a.day_ms AND c.owner_id IS NOT"
+        " DISTINCT FROM a.owner_id AND c.pool = a.pool AND c.gpu_model = a.gpu_model AND c.currency"
+        " = a.currency AND c.state = 'held' AND c.node_cost_id IS NULL), 0)::bigint AS held_micro,"
         " a.micro::bigint AS adjusted_micro FROM a ORDER BY 1, 3, 4, 5, 2",
         {"start": period.start_ms, "end": period.end_ms, "kinds": list(POLICIES)},
     )
@@ -265,7 +400,7 @@ def write_closed(
         with cursor.copy(
             "COPY closed_inference (period_start_ms, day_ms, server, gateway, tenant, model, trust,"
             " owner, input, cached, output, requests, weighted, currency, used_micro, idle_micro,"
-            " borrowed_micro, lent_micro) FROM STDIN"
+            " borrowed_micro, lent_micro, is_charged) FROM STDIN"
         ) as copy:
             for line in lines:
                 copy.write_row((period.start_ms, *_cells(line)))
@@ -310,6 +445,7 @@ def _cells(line: InferenceLine) -> tuple[object, ...]:
         line.idle_micro,
         line.borrowed_micro,
         line.lent_micro,
+        line.is_charged,
     )
 
 
@@ -335,6 +471,7 @@ def read_closed_lines(connection: Connection, period: Period) -> list[InferenceL
             idle_micro=row.idle_micro,
             borrowed_micro=row.borrowed_micro,
             lent_micro=row.lent_micro,
+            is_charged=row.is_charged,
         )
         for row in rows
     ]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from gpuledger_collector.accounting.adjustments import KINDS, PAID_BY_OWNERS
+from gpuledger_collector.accounting.adjustments import BESIDE_CAPACITY, PAID_BY_OWNERS
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH, Intensity, intensity_of, per_kwh
 from gpuledger_collector.accounting.chargeback import (
     PRINTED,
@@ -76,7 +76,7 @@ _ROWS = f"""
         sum(cost_micro) AS cost_micro, sum(cost_micro) AS effective_micro, sum(energy_mj) AS energy_mj,
         sum(compared) AS compared_micro, sum(list_cost_micro) FILTER (WHERE compared IS NOT NULL) AS list_micro,
         sum(contracted_cost_micro) FILTER (WHERE compared IS NOT NULL) AS contracted_micro,
-        sum(cost_micro) FILTER (WHERE state IN ({_states(KINDS)})) AS adjusted_micro,
+        sum(cost_micro) FILTER (WHERE state IN ({_states(BESIDE_CAPACITY)})) AS adjusted_micro,
         sum(cost_micro) FILTER (WHERE state = '{NODE_COST}') AS node_micro
     FROM (SELECT l.*, {_COMPARED} AS compared FROM ({{lines}}) l) l
     WHERE currency IS NOT NULL

@@ -37,7 +37,7 @@ _CHARGE_COLUMNS = ", ".join(
             *_PLACE_COLUMNS,
             "price_id",
         ),
-        *("currency", "commitment_id", "adjustment_id", "node_cost_id", *MEASURES),
+        *("currency", "commitment_id", "adjustment_id", "node_cost_id", "inference_id", *MEASURES),
     )
 )
 _LINE_COLUMNS = ", ".join(
@@ -117,6 +117,19 @@ def due(connection: Connection, day: Period, now_ms: int) -> bool:
 def requests(connection: Connection, day_ms: int) -> list[int]:
     """The ids of the requests to rate a day."""
     return select_values(connection, "SELECT id FROM day_recompute WHERE day_ms = %s", (day_ms,))
+
+
+def list_requested(connection: Connection, period: Period, calendar: Calendar) -> set[int]:
+    """The days of a period that wait to be rated again, also where hours of them wait."""
+    marks = select_values(
+        connection,
+        "SELECT DISTINCT day_ms FROM day_recompute WHERE day_ms > %(start)s - %(day)s AND day_ms <"
+        " %(end)s UNION SELECT DISTINCT day_ms + %(day)s - 1 FROM day_recompute WHERE day_ms >"
+        " %(start)s - %(day)s AND day_ms < %(end)s UNION SELECT DISTINCT hour_ms FROM"
+        " hour_recompute WHERE hour_ms >= %(start)s AND hour_ms < %(end)s",
+        {"start": period.start_ms, "end": period.end_ms, "day": DAY_MS},
+    )
+    return {calendar.day_of(mark).start_ms for mark in marks}
 
 
 def has_misaligned_requests(connection: Connection, calendar: Calendar) -> bool:
@@ -266,6 +279,7 @@ def _charge_cells(charge: Charge, owners: Mapping[OwnerPath, int]) -> tuple[obje
         None if charge.commitment is None else charge.commitment.id,
         None if charge.adjustment is None else charge.adjustment.id,
         None if charge.node_cost is None else charge.node_cost.id,
+        None if charge.inference is None else charge.inference.id,
         *amounts_of(charge),
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from gpuledger_collector.accounting.adjustments import Adjustment, HeldCost, Place
 from gpuledger_collector.accounting.commitments import Commitment
+from gpuledger_collector.accounting.inference_share import InferenceShare
 from gpuledger_collector.accounting.ledger import ChargedLine, ConservationCheck, ExportedCharge
 from gpuledger_collector.accounting.ledger_rows import HeldUsage
 from gpuledger_collector.accounting.locations import REGION
@@ -21,7 +22,7 @@ from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.rating import Charge
-from gpuledger_collector.storage.billing import adjustments, commitments, prices
+from gpuledger_collector.storage.billing import adjustments, commitments, inference, prices
 from gpuledger_collector.storage.billing import node_costs as stored_node_costs
 from gpuledger_collector.storage.billing.locations import (
     COMMITMENT_REGION,
@@ -305,7 +306,7 @@ _ROWS_AT_ONCE = 5000
 # of a closed month stays the same; the order is total, for the same reason.
 _EXPORTED = f"""
     SELECT {", ".join(f"c.{name}" for name in _CHARGE_COLUMNS)}, c.price_id, c.commitment_id, c.adjustment_id,
-        c.node_cost_id, o.id AS owner_id, {_OWNER_OF_CHARGE},
+        c.node_cost_id, c.inference_id, o.id AS owner_id, {_OWNER_OF_CHARGE},
         a.uuid AS accelerator_uuid, w.key AS workload_key,
         coalesce(nullif(CASE WHEN k.workload_id IS NULL THEN w.name ELSE k.name END, ''), w.external_id)
             AS workload_name,
@@ -319,14 +320,17 @@ _EXPORTED = f"""
     LEFT JOIN closed_workload k ON k.period_start_ms = p.start_ms AND k.workload_id = c.workload_id
     ORDER BY c.booked_day_ms NULLS FIRST, c.day_ms, a.uuid NULLS FIRST, w.key NULLS FIRST, c.state, c.start_ms,
         c.end_ms, c.pool, c.gpu_model, c.node, c.gpu_ns, c.price_id, o.id, c.commitment_id, c.adjustment_id,
-        c.node_cost_id, c.correction_id{{ties}}
+        c.node_cost_id, c.inference_id, c.correction_id{{ties}}
 """
 _TIES = ", c.currency NULLS FIRST, " + ", ".join(f"c.{name} NULLS FIRST" for name in MEASURES)
 """What tells lines apart that are equal in all else, such as an adjustment of one owner in two
 currencies.
 """
 _COMMON = ", ".join(
-    (*_CHARGE_COLUMNS, "owner_id", "price_id", "commitment_id", "adjustment_id", "node_cost_id")
+    (
+        *_CHARGE_COLUMNS,
+        *("owner_id", "price_id", "commitment_id", "adjustment_id", "node_cost_id", "inference_id"),
+    )
 )
 _LINES = (
     f"SELECT {_COMMON}, NULL::bigint AS booked_day_ms, NULL::bigint AS correction_id FROM charge"
@@ -406,6 +410,7 @@ def _read(
     covering: dict[int, Commitment] = {}
     adjusting: dict[int | None, Adjustment] = {}
     of_nodes: dict[int, NodeCost] = {}
+    sharing: dict[int, InferenceShare] = {}
     owners: dict[int | None, OwnerPath | None] = {None: None}
     tags = lru_cache(maxsize=65536)(json.loads)
     while rows := cursor.fetchmany(_ROWS_AT_ONCE):
@@ -418,6 +423,9 @@ def _read(
         )
         of_nodes |= stored_node_costs.NODE_COSTS.by_id(
             connection, sorted({row.node_cost_id for row in rows} - {None, *of_nodes})
+        )
+        sharing |= inference.read_shares(
+            connection, sorted({row.inference_id for row in rows} - {None, *sharing})
         )
         for row in rows:
             if row.owner_id not in owners:
@@ -432,6 +440,7 @@ def _read(
                 commitment=covering.get(row.commitment_id),
                 adjustment=adjusting.get(row.adjustment_id),
                 node_cost=of_nodes.get(row.node_cost_id),
+                inference=sharing.get(row.inference_id),
             )
             yield ExportedCharge(
                 charge=charge,

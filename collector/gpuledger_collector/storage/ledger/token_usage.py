@@ -21,6 +21,7 @@ from gpuledger_collector.accounting.inference import (
     record_problem,
     spread_record,
 )
+from gpuledger_collector.accounting.inference_split import CHARGED
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.personal_data import is_pseudonym
 from gpuledger_collector.storage import locks
@@ -177,6 +178,32 @@ def change_hours(connection: Connection, changes: Mapping[tuple[Asker, int], Tok
         " WHERE h.asker_id = c.asker_id AND h.hour_ms = c.hour_ms AND input = 0 AND cached = 0"
         " AND output = 0 AND requests = 0",
         columns[:2],
+    )
+    request_charged_days(connection, columns[1])
+
+
+def request_charged_days(connection: Connection, hours_ms: Iterable[int]) -> None:
+    """Mark the days of these hours for rating where some shared server charges its tenants: what
+    they pay follows from tokens. Days before any usage are none of the bill.
+    """
+    connection.execute(
+        "INSERT INTO day_recompute (day_ms) SELECT DISTINCT h - h %% %(day)s FROM"
+        " unnest(%(hours)s::bigint[]) AS h WHERE EXISTS (SELECT FROM inference_server WHERE mode ="
+        " %(charged)s AND superseded_at IS NULL) AND h >= least((SELECT min(in_ms) FROM capacity),"
+        " (SELECT min(start_ms) FROM imported_usage)) - 2 * %(day)s",
+        {"day": DAY_MS, "hours": sorted(set(hours_ms)), "charged": CHARGED},
+    )
+
+
+def request_charged_days_of(connection: Connection, workload_ids: Iterable[int]) -> None:
+    """Mark the days on which workloads were charged, where a shared server that charges its tenants
+    is known by the model of its counters: these have counters that are new.
+    """
+    connection.execute(
+        "INSERT INTO day_recompute (day_ms) SELECT DISTINCT day_ms FROM charge WHERE workload_id ="
+        " ANY(%s) AND EXISTS (SELECT FROM inference_server WHERE mode = %s AND served_model <> ''"
+        " AND superseded_at IS NULL)",
+        (sorted(set(workload_ids)), CHARGED),
     )
 
 

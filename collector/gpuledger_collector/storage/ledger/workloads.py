@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from gpuledger_collector.accounting.attribution import WorkloadFacts
 from gpuledger_collector.accounting.charged_runs import NamedWorkload
+from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select, select_as, select_values, to_object
 
@@ -54,6 +56,53 @@ def attributes(connection: Connection, ids: Sequence[int]) -> dict[int, Workload
             (list(ids),),
         )
     }
+
+
+def reports(connection: Connection, ids: Sequence[int]) -> dict[int, dict[int, WorkloadFacts]]:
+    """What was ever reported of workloads, by their numbers and those of the reports; pool and node
+    as above.
+    """
+    reported: dict[int, dict[int, WorkloadFacts]] = defaultdict(dict)
+    for row in select(
+        connection,
+        "SELECT w.id, w.kind, t.user_name AS user, t.account, t.name, t.tags, w.key,"
+        " coalesce(t.job, '') AS job, t.id AS attributes_id FROM workload_attributes t JOIN"
+        " workload w ON w.id = t.workload_id WHERE t.workload_id = ANY(%s) ORDER BY t.id",
+        (list(ids),),
+    ):
+        reported[row.id][row.attributes_id] = to_object(WorkloadFacts, row)
+    return dict(reported)
+
+
+def reports_by_day(
+    connection: Connection, days: Sequence[Period], ids: Sequence[int]
+) -> dict[tuple[int, int], set[int]]:
+    """The numbers of the reports that usage of workloads on days that adjoin refers to, by workload
+    and day. Usage without one is taken for that of the first, as rating takes it.
+    """
+    first = "(SELECT min(t.id) FROM workload_attributes t WHERE t.workload_id = u.workload_id)"
+    rows = connection.execute(
+        "SELECT DISTINCT u.workload_id, d.start_ms, coalesce(u.workload_attributes_id,"
+        f" {first}) FROM usage_hour u JOIN unnest(%(starts)s::bigint[], %(ends)s::bigint[]) AS d"
+        " (start_ms, end_ms) ON u.hour_ms >= d.start_ms AND u.hour_ms < d.end_ms WHERE"
+        " u.workload_id = ANY(%(ids)s) AND u.state = 'held' AND u.hour_ms >= %(start)s AND"
+        " u.hour_ms < %(end)s UNION SELECT u.workload_id, d.start_ms,"
+        f" coalesce(u.workload_attributes_id, {first}) FROM imported_usage u JOIN"
+        " unnest(%(starts)s::bigint[], %(ends)s::bigint[]) AS d (start_ms, end_ms) ON u.start_ms <"
+        " d.end_ms AND (u.end_ms IS NULL OR u.end_ms > d.start_ms) WHERE u.workload_id ="
+        " ANY(%(ids)s)",
+        {
+            "starts": [day.start_ms for day in days],
+            "ends": [day.end_ms for day in days],
+            "start": days[0].start_ms,
+            "end": days[-1].end_ms,
+            "ids": list(ids),
+        },
+    )
+    by_day: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for workload_id, day_ms, report in rows:
+        by_day[workload_id, day_ms].add(report)
+    return dict(by_day)
 
 
 _ON_NODE = """AND id IN (

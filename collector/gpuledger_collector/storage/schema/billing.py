@@ -113,9 +113,23 @@ table(
     column("idle", TEXT, "who pays for idle time: tokens, reservations or platform"),
     column("reserved", JSONB, "tenant -> share of the server", person=Person.WORDS),
     *required_columns(TEXT, "mode"),
+    column("claims", TEXT, "charged; empty: what callers only claim is shown", default=""),
     *optional(sa.Date, "from_on", "to_on"),
     *version_columns(),
     stays="declared in a file: put the pseudonym there and apply it",
+)
+
+table(
+    "inference_share",
+    "Tenants' parts of shared servers, which charges of the state inference name. Never changed.",
+    identity(),
+    *required_columns(TEXT, "server"),
+    *texts("gateway"),
+    column("tenant", TEXT, "as it is booked", default="", person=Person.NAME),
+    column("trust", TEXT, "empty: what the payers of the server get back", default=""),
+    column("weights", TEXT, "of an input, a cached and an output token"),
+    sa.UniqueConstraint("server", "gateway", "tenant", "trust", "weights"),
+    stays="a tenant of sealed months or of charges that are rated again soon",
 )
 
 table(
@@ -144,6 +158,7 @@ table(
     column("weighted", SUM, "tokens by their weights, scaled to those of the server"),
     column("currency", TEXT, "empty: it cost nothing"),
     *required_columns(BIG, "used_micro", "idle_micro", "borrowed_micro", "lent_micro"),
+    column("is_charged", sa.Boolean, "to its owner", default="false"),
     index("period_start_ms"),
     stays="a record of a closed month",
 )

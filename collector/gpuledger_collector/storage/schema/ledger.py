@@ -68,6 +68,12 @@ def charge_columns() -> list[sa.Column[Any]]:
             "a share of what a node costs: no GPU-time; null: GPU-time",
             nullable=True,
         ),
+        foreign(
+            "inference_id",
+            "inference_share.id",
+            comment="cost of a shared server that moves to or from this owner; null: does not move",
+            nullable=True,
+        ),
     ]
 
 

@@ -1,0 +1,35 @@
+"""What a charge of the state `inference` is about: a tenant's part of what a shared server cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+INFERENCE = "inference"
+"""The state of charges that move the cost of a shared server (accounting.inference_charges)."""
+PAYERS = "taken over by its tenants"
+"""Who took over what a server's payers get back, for people."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class InferenceShare:
+    """A tenant's part of a shared server, and what its tokens weighed.
+
+    Without gateway and trust it is what the payers of the server get back, whoever took it over.
+    """
+
+    server: str
+    gateway: str
+    tenant: str
+    trust: str
+    weights: str
+    id: int | None = field(default=None, compare=False)
+
+    @property
+    def is_payers(self) -> bool:
+        """Whether it is what those who pay for the server get back."""
+        return not self.trust
+
+    @property
+    def name(self) -> str:
+        """Server and tenant, for people."""
+        return f"{self.server}: {PAYERS if self.is_payers else self.tenant}"
