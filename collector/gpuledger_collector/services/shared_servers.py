@@ -199,17 +199,19 @@ class ServerOf:
         self.twice: dict[str, Sequence[str]] = {}
         """Servers by the place of askers whom more than one of them would answer."""
         self._dates = dates
-        self._answering: dict[Asker, list[int]] = {}
+        self._answering: dict[tuple[str, str, str], list[int]] = {}
 
     def find(self, asker: Asker, day_ms: int) -> int | None:
         """The number of the server; None where none answers, or two."""
         date = self._dates[day_ms]
-        if asker not in self._answering:
-            self._answering[asker] = [
+        # Whoever asks: there are many tenants and few models.
+        place = asker.gateway, asker.model, asker.backend
+        if place not in self._answering:
+            self._answering[place] = [
                 number for number, server in enumerate(self.servers) if server.answers(asker)
             ]
         answering = [
-            number for number in self._answering[asker] if self.servers[number].holds_on(date)
+            number for number in self._answering[place] if self.servers[number].holds_on(date)
         ]
         if len(answering) > 1:
             self.twice[place_of(asker)] = sorted(self.servers[number].name for number in answering)
@@ -253,31 +255,42 @@ def match_workloads(
     reported: Mapping[int, Sequence[WorkloadFacts]],
 ) -> list[set[int]]:
     """The workloads of each server, by any of what was reported of them."""
-    matching = []
-    for server in servers:
-        rule = ServedBy(server)
-        own = {
-            workload_id for workload_id, facts in reported.items() if any(map(rule.matches, facts))
-        }
-        if server.served_model and own:
-            own &= inference.list_serving(connection, sorted(own), server.served_model)
-        matching.append(own)
+    rules = [ServedBy(server) for server in servers]
+    by_names: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for number, rule in enumerate(rules):
+        by_names[rule.names].append(number)
+    matching: list[set[int]] = [set() for _ in servers]
+    for workload_id, facts in reported.items():
+        for workload in facts:
+            for names, numbers in by_names.items():
+                # Most workloads have not the tags that a server asks for, and patterns cost more.
+                if has_names(workload, names):
+                    for number in numbers:
+                        if rules[number].matches(workload):
+                            matching[number].add(workload_id)
+    for number, server in enumerate(servers):
+        if server.served_model and matching[number]:
+            matching[number] &= inference.list_serving(
+                connection, sorted(matching[number]), server.served_model
+            )
     return matching
+
+
+def has_names(workload: WorkloadFacts, names: Sequence[str]) -> bool:
+    """Whether a workload has tags of these names, as far as they are not facts."""
+    return all(name in workload.tags or name in FACTS for name in names)
 
 
 class ServedBy:
     """Which workloads answer for a server, by tags and facts."""
 
     def __init__(self, server: SharedServer) -> None:
-        self._names = tuple(server.served_by)
+        self.names = tuple(sorted(server.served_by))
         self._rules = Attribution([server.rule])
 
     def matches(self, workload: WorkloadFacts) -> bool:
         """Whether a workload is the server's."""
-        # Most workloads have not the tags that it asks for, and patterns cost more.
-        return all(name in workload.tags or name in FACTS for name in self._names) and bool(
-            self._rules.matching(with_job(workload), 0)
-        )
+        return has_names(workload, self.names) and bool(self._rules.matching(with_job(workload), 0))
 
 
 def with_job(workload: WorkloadFacts) -> WorkloadFacts:
