@@ -211,7 +211,9 @@ def test_corrections_of_closed_months_are_named(rated, run, reads):
         ).body.decode()
     )
     billed_in = format_instant(booked_ms)[:7]
-    moved = f"Since then 1.0 GPU-hours moved: vision +2.10, nobody -2.10 USD, billed in {billed_in}."
+    moved = (
+        f"Since then 1.0 GPU-hours moved: vision +2.10, nobody -2.10 USD, billed in {billed_in}."
+    )
     assert moved in closed.text
     assert "this month" not in closed.text
     assert "fleet's GPU-time in 2025-10 was observed" in closed.text
