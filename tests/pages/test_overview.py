@@ -75,7 +75,7 @@ def test_its_amounts_are_those_of_the_chargeback(rated, run, overview):
             ),
         }
     assert HOSTILE in page.text
-    assert re.search(r"not proven yet as a whole; \d+ days added up when rated", page.text), (
+    assert re.search(r"not proven yet as a whole, .+; \d+ days added up when rated", page.text), (
         page.text
     )
     # Of a young fleet nearly half of the first minutes is on its way.
