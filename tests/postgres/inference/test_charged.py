@@ -182,6 +182,21 @@ def test_declarations_rate_their_days_again_and_no_others(served, run, apply):
     assert bill(run, period=("--period", "2025-10"))["vision"] == "7.20"
 
 
+@pytest.mark.parametrize("zone", ["UTC", "America/Los_Angeles", "Europe/Berlin"])
+def test_tokens_rate_the_days_of_the_bill_that_they_belong_to_and_no_others(
+    served, run, apply, zone
+):
+    """A month that is over is not rated again by tokens of the next one on the same UTC day."""
+    served.connection.execute("UPDATE capacity SET out_ms = NULL")
+    assert apply(f'billing_zone = "{zone}"\n' + CHARGED)[0] == 0
+    calendar = zones.calendar(served.connection)
+    served.connection.execute("DELETE FROM day_recompute")
+    midnight = calendar.day_of(OCTOBER + 40 * HOUR).start_ms
+    first, last = -(-(midnight - OCTOBER) // HOUR), (midnight + DAY - 2 * HOUR - OCTOBER) // HOUR
+    ask(served, (VISION, first, 300, 0, 75), (VISION, last, 300, 0, 75))
+    assert served.rows("SELECT DISTINCT day_ms FROM day_recompute") == [(midnight,)]
+
+
 def test_a_workload_is_the_servers_by_what_was_reported_for_the_day(served, run, apply):
     """A tag that comes later changes nothing of days before, in no report and in no charge."""
     report = "INSERT INTO workload_attributes (workload_id, digest, tags) SELECT id, %s, %s FROM workload"

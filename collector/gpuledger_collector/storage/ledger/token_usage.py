@@ -25,6 +25,7 @@ from gpuledger_collector.accounting.inference_split import CHARGED
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.personal_data import is_pseudonym
 from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.rows import select, select_value
 
@@ -185,13 +186,24 @@ def change_hours(connection: Connection, changes: Mapping[tuple[Asker, int], Tok
 def request_charged_days(connection: Connection, hours_ms: Iterable[int]) -> None:
     """Mark the days of these hours for rating where some shared server charges its tenants: what
     they pay follows from tokens. Days before any usage are none of the bill.
+
+    These are days of the bill: a UTC day would mark the one before or after as well, all day long.
     """
+    first_ms = select_value(
+        connection,
+        "SELECT least((SELECT min(in_ms) FROM capacity), (SELECT min(start_ms) FROM"
+        " imported_usage)) WHERE EXISTS (SELECT FROM inference_server WHERE mode = %s AND"
+        " superseded_at IS NULL)",
+        (CHARGED,),
+    )
+    if first_ms is None:
+        return
+    calendar = zones.calendar(connection)
+    since_ms = calendar.day_of(first_ms).start_ms
+    days = {calendar.day_of(hour_ms).start_ms for hour_ms in set(hours_ms)}
     connection.execute(
-        "INSERT INTO day_recompute (day_ms) SELECT DISTINCT h - h %% %(day)s FROM"
-        " unnest(%(hours)s::bigint[]) AS h WHERE EXISTS (SELECT FROM inference_server WHERE mode ="
-        " %(charged)s AND superseded_at IS NULL) AND h >= least((SELECT min(in_ms) FROM capacity),"
-        " (SELECT min(start_ms) FROM imported_usage)) - 2 * %(day)s",
-        {"day": DAY_MS, "hours": sorted(set(hours_ms)), "charged": CHARGED},
+        "INSERT INTO day_recompute (day_ms) SELECT unnest(%s::bigint[])",
+        (sorted(day_ms for day_ms in days if day_ms >= since_ms),),
     )
 
 
