@@ -56,5 +56,13 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Refuse: charges name parts of servers."""
-    raise NotImplementedError("charged servers cannot be undone; restore a backup of the ledger instead")
+    """Drop the table; refuse where a charge names a part of a server."""
+    if op.get_bind().exec_driver_sql("SELECT EXISTS (SELECT FROM inference_share)").scalar():
+        raise NotImplementedError(
+            "charged servers cannot be undone; restore a backup of the ledger instead"
+        )
+    for table in ("charge", "correction"):
+        op.execute(f"ALTER TABLE {table} DROP COLUMN inference_id")
+    op.execute("DROP TABLE inference_share")
+    op.execute("ALTER TABLE closed_inference DROP COLUMN is_charged")
+    op.execute("ALTER TABLE inference_server DROP COLUMN claims")

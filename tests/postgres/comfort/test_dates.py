@@ -99,7 +99,8 @@ def call(path, asked: Any, text: str, file) -> list[str]:
         elif param is asked or param.opts == asked.opts:
             line += [param.opts[0], text]
         elif param.opts[0] in {"--from", "--to"} and asked.opts[0] in {"--from", "--to"}:
-            line += [param.opts[0], "2025-10-01" if param.opts[0] == "--from" else "2025-10-03"]
+            day = "2025-10-01" if param.opts[0] == "--from" else "2025-10-03"
+            line += [param.opts[0], f"{day}T00:00:00Z" if param.metavar == "INSTANT" else day]
         elif param.required:
             line += [param.opts[0], value_of(param, file)]
     return line

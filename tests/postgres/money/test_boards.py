@@ -452,6 +452,16 @@ ELSEWHERE = {
     ("finops", "Busy hour, $currency"): "a quotient of amounts that are read here",
     ("research", "Experiments ($currency)"): "a part of the projects, of those with a tag",
     ("workload", "By number of GPUs ($currency)"): "a quotient: tests/dashboards/test_meaning.py",
+    **{
+        ("models", title): "sums of splits, beside the command: tests/dashboards/test_models.py"
+        for title in (
+            "A million input tokens at held cost, by day ($currency)",
+            "A million tokens, by server ($currency)",
+            "Cost a day, used and idle ($currency)",
+            "Cost of model servers ($currency)",
+            "In other currencies",
+        )
+    },
 }
 """Panels that show amounts, and where these are compared, or why not."""
 

@@ -280,7 +280,10 @@ def cells(
                 continue
             is_required = ALWAYS.search(name) and state not in states
             if (value != "NULL" or name not in empty) and (is_required or draw.random() < DRAWN):
-                statement = f'UPDATE {table} w SET "{name}" = {value} WHERE {where}'
+                statement = (
+                    f'UPDATE {table} w SET "{name}" = {value}'
+                    f' WHERE {where} AND ({value}) IS DISTINCT FROM w."{name}"'
+                )
                 yield Cell(table, name, kind, at, day_ms, statement)
         if state not in states or draw.random() < DRAWN:
             yield Cell(table, "removed", kind, at, day_ms, f"DELETE FROM {table} w WHERE {where}")
@@ -328,7 +331,10 @@ def change(connection: psycopg.Connection, cell: Cell, calendar: Calendar, fault
         try:
             with connection.transaction():
                 changed = connection.execute(cell.statement)
-                assert changed.rowcount == 1, cell
+                if not changed.rowcount:
+                    # The parts of shared servers are named by no charge of a ledger without any.
+                    assert cell.column == "inference_id", cell
+                    return "no other value"
                 connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         except psycopg.IntegrityError:
             return "refused"
