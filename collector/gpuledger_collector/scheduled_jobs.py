@@ -131,7 +131,7 @@ def _ledger_jobs(c: _Context) -> list[Job]:
         ),
         Job(
             "store_inference_days",
-            HOUR_SECONDS,
+            PROVE_SECONDS,
             lambda: store_inference_days(database, c.now_ms),
             "days of servers stored",
             apart=True,

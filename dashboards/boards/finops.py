@@ -229,9 +229,10 @@ COVERED = f"""
     FROM conservation_check l WHERE {DAYS}
 """
 SHARES = ", ".join(
-    f"sum(s.cost) FILTER (WHERE s.name = '{name}') / {MICRO} AS \"{name}\""
+    f"nullif(greatest(sum(s.cost) FILTER (WHERE s.name = '{name}'), 0), 0) / {MICRO} AS \"{name}\""
     for name in PARTS_OF_COST
 )
+"""A part below zero would be drawn as a whole bar to the left."""
 
 LEVELS = (
     ("org", "org"),
@@ -579,7 +580,8 @@ BOARD = Board(
                 shares(
                     "Where the money went, by model ($currency)",
                     "Parts of the spend of each model in the range, corrections included, dearest"
-                    " model first; the parts of all models are the spend above.",
+                    " model first; the parts of all models are the spend above, but for a part that"
+                    " corrections of a closed month turn below zero, which is left out.",
                     f"""
                    SELECT l.gpu_model AS model, {SHARES}
                    FROM {states_of_cost("l.gpu_model", CHOSEN)} GROUP BY 1 ORDER BY sum(s.cost) DESC NULLS LAST LIMIT 12

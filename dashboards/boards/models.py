@@ -43,7 +43,7 @@ TENANT = "coalesce(nullif(a.tenant, ''), '(unattributed)')"
 SERVER_NAMES = "SELECT l.server AS name, min(l.day_ms) AS first FROM inference_day l GROUP BY 1"
 COVERAGE = """sum(l.asked) FILTER (WHERE l.counted IS NOT NULL)
     / nullif(sum(l.counted), 0)"""
-STORED = "Split once an hour; days not declared as [[inference]] are not in it."
+STORED = "Split every 15 minutes; days not declared as [[inference]] are not in it."
 PRICE_COLUMNS = tuple(
     f"{kind}, {cost}" for kind in ("input", "cached", "output") for cost in ("held", "used")
 )
