@@ -322,9 +322,9 @@ def test_several_jobs_of_one_name_are_a_list(fleet):
     try:
         status, headers, _ = ask(fleet, f"/jobs/train?{NARROWED}")
         assert (status, headers["Location"]) == (303, f"/jobs?period={MONTH}&team={OWN}&name=train")
-        assert [
-            row[0] for row in Page(ask(fleet, headers["Location"])[2]).table("job").rows[1:]
-        ] == [f"train {OWN} · {OWN}-user · NVIDIA L4 · running"]
+        (row,) = Page(ask(fleet, headers["Location"])[2]).table("job").rows[1:]
+        # Its state is left out: a run that no record ends has ended once an hour passes without it.
+        assert row[0].rpartition(" · ")[0] == f"train {OWN} · {OWN}-user · NVIDIA L4"
         assert len(Page(ask(fleet, f"/jobs?period={MONTH}&name=train")[2]).table("job").rows) == 3
     finally:
         with psycopg.connect(collector.dsn) as connection:
