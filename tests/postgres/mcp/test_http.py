@@ -17,6 +17,10 @@ from gpuledger_collector.mcp.tools import TOOLS
 from gpuledger_collector.storage.access import tokens as stored_tokens
 
 OPEN = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+DEEP_CALL = (
+    b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "get_cost",'
+    b' "arguments": ' + b'{"a": ' * 900 + b"1" + b"}" * 902
+)
 LISTING = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}).encode()
 
 
@@ -172,6 +176,10 @@ def test_hosts_and_origins_are_those_of_the_list(served, headers, status):
         (b'{"jsonrpc": "2.0"}', {}, 400),
         (LISTING, {"content-type": "text/plain"}, 400),
         (b"\xff\xfe", {}, 400),
+        (b"[" * (MAX_BODY_BYTES - 1), {}, 400),
+        (DEEP_CALL, {}, 400),
+        (b'{"jsonrpc": "2.0", "id": ' + b"9" * 50_000 + b', "method": "tools/list"}', {}, 400),
+        (b'{"jsonrpc": "2.0", "id": 1, "method": "\\ud800"}', {}, 400),
     ],
 )
 def test_bodies_are_bounded_and_never_a_fault(served, body, headers, status):
