@@ -133,7 +133,7 @@ def test_annotations_that_are_read(plane, asked):
     }
     add_pod(plane, "annotated", "n4", "Running", annotations=annotations, owner=owner)
     (facts,) = asked.pods("n4").values()
-    assert facts.controller == Controller("Job", "train", "1f")
+    assert facts.controller == Controller("Job", "train", "1f", "batch")
     assert facts.annotations == {
         "gpu-fraction": "0.5",
         "hami.io/vgpu-devices-allocated": cards,

@@ -34,12 +34,17 @@ def card(number: int) -> str:
 
 
 def cluster_owners(
-    path: Path, api: Server, clock: Callable[[], float], note: MachineNote | None = None
+    path: Path,
+    api: Server,
+    clock: Callable[[], float],
+    note: MachineNote | None = None,
+    reads_slurm: bool = False,
 ) -> KubernetesOwners:
     """Owners of node n1 from its kubelet's socket and an API server; `_cluster.refresh()` asks both."""
     account = ApiServer(api.url, api.account)
     view = ClusterView(lambda: list_pods(path), account, "n1", clock=clock)
-    return KubernetesOwners(PolledValue("kubernetes", view.look, 5, 1e12), note)
+    polled = PolledValue("kubernetes", view.look, 5, 1e12)
+    return KubernetesOwners(polled, note, reads_slurm=reads_slurm)
 
 
 class KubernetesNode:

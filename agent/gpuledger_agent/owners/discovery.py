@@ -39,6 +39,8 @@ FIRST_ANSWER_S = 3.0
 
 def kubernetes_owners(settings: Settings) -> KubernetesOwners | None:
     """Owners from this node's kubelet; None where there is none."""
+    from gpuledger_agent.owners.slurm import slurm_owners
+
     socket_path = settings.kubelet_socket
     if socket_path is None or not _is_folder(socket_path.parent):
         return None
@@ -69,7 +71,10 @@ def kubernetes_owners(settings: Settings) -> KubernetesOwners | None:
     cluster.start(FIRST_ANSWER_S)
     # Whoever keeps the agent from reading nodes does not want their pool either.
     is_asked = api is not None and "node" in settings.kubernetes_parts
-    return KubernetesOwners(cluster, _machine_note(settings) if is_asked else None)
+    reads_slurm = "slurm" in settings.owner_sources and slurm_owners(settings) is not None
+    return KubernetesOwners(
+        cluster, _machine_note(settings) if is_asked else None, reads_slurm=reads_slurm
+    )
 
 
 def _machine_note(settings: Settings) -> MachineNote | None:

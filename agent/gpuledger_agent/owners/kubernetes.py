@@ -52,6 +52,7 @@ from gpuledger_agent.owners.pod_shares import (
 )
 from gpuledger_agent.owners.podresources import AllocatedDevice, AllocatedPod
 from gpuledger_agent.owners.polling import PolledValue
+from gpuledger_agent.owners.slinky import bridged_job_of, is_slurm_node
 from gpuledger_common.readings import Accelerator, Holder, Holders, Machine, Sample, Workload
 
 log = logging.getLogger("gpuledger_agent")
@@ -286,9 +287,17 @@ class KubernetesOwners:
 
     name = "kubernetes"
 
-    def __init__(self, cluster: PolledValue[Cluster], note: MachineNote | None = None) -> None:
-        """`note`: where the machine is kept for the next start."""
-        self._cluster, self._note = cluster, note
+    def __init__(
+        self,
+        cluster: PolledValue[Cluster],
+        note: MachineNote | None = None,
+        reads_slurm: bool = False,
+    ) -> None:
+        """`note`: where the machine is kept for the next start.
+
+        `reads_slurm`: whether another owner source knows the jobs of a slurmd on this node.
+        """
+        self._cluster, self._note, self._reads_slurm = cluster, note, reads_slurm
         self._reported: set[tuple[str, ...]] = set()
         self._machine = None if note is None else note.read()
         self._described: dict[_Described, _Description] = {}
@@ -319,7 +328,7 @@ class KubernetesOwners:
         parts: dict[str, list[Part]] = {}
         for pod in cluster.pods:
             facts = cluster.facts.get((pod.namespace, pod.name))
-            if facts is None or not facts.ended:
+            if facts is None or not (facts.ended or self._holds_for_jobs(pod, facts)):
                 for uuid, part in self._parts(pod, facts, by_uuid, uuids_of, claims).items():
                     parts.setdefault(uuid, []).append(part)
         is_divided = any(part.pod[0] in RESERVATIONS for held in parts.values() for part in held)
@@ -329,6 +338,18 @@ class KubernetesOwners:
             uuid: self._weigh(_divide(held, cluster, users, by_uuid[uuid]), cluster, before)
             for uuid, held in parts.items()
         }
+
+    def _holds_for_jobs(self, pod: AllocatedPod, facts: PodFacts) -> bool:
+        """Whether a pod is a node of Slurm whose jobs are known, so that it holds nothing itself."""
+        if not is_slurm_node(facts.controller):
+            return False
+        if not self._reads_slurm:
+            self._report(
+                ("slurmd", pod.namespace, pod.name),
+                f"pod {pod.namespace}/{pod.name} is a node of Slurm, and the jobs inside are not"
+                " read: it holds its cards itself (slurm_jobs_dir)",
+            )
+        return self._reads_slurm
 
     def _parts(
         self,
@@ -465,12 +486,20 @@ def workload_of(
     people = people_of(facts.labels, facts.annotations, space.annotations.get("owner", ""))
     refused = refused_levels(facts.labels, space.labels, space.annotations)
     chosen = {key: value for key, value in facts.labels.items() if key not in refused}
-    labels = {**people.defaults, **space.labels, **chosen, **people.tags}
+    bridged = bridged_job_of(facts.labels, facts.annotations, space.annotations)
+    defaults = {**people.defaults}
+    if bridged is not None:
+        defaults |= bridged.defaults
+        own |= bridged.tags
+        if bridged.refused is not None:
+            refused = {"team": bridged.refused, **refused}
+    labels = {**defaults, **space.labels, **chosen, **people.tags}
     job = job_of(namespace, name, facts.labels, facts.annotations, facts.controller)
     return Workload(
         facts.uid or title,
         "kubernetes",
         user=people.user,
+        account=None if bridged is None else bridged.account,
         name=title,
         tags=tags_of(labels) | own | ({"pod_uid": facts.uid} if facts.uid else {}),
         job=None if job is None else job.title,

@@ -117,6 +117,10 @@ class _Annotations(
         "hami_devices": "hami.io/vgpu-devices-allocated",
         "jupyter_user": "hub.jupyter.org/username",
         "profile_owner": "owner",
+        "slurm_account": "slurmjob.slinky.slurm.net/account",
+        "slurm_allowed_accounts": "gpuledger.allowed-accounts",
+        "slurm_partition": "slurmjob.slinky.slurm.net/partition",
+        "slurm_wckey": "slurmjob.slinky.slurm.net/wckey",
         "volcano_devices": "volcano.sh/vgpu-ids-new",
     },
 ):
@@ -134,6 +138,10 @@ class _Annotations(
     hami_devices: str | None = None
     jupyter_user: str | None = None
     profile_owner: str | None = None
+    slurm_account: str | None = None
+    slurm_allowed_accounts: str | None = None
+    slurm_partition: str | None = None
+    slurm_wckey: str | None = None
     volcano_devices: str | None = None
 
 
@@ -142,6 +150,7 @@ ANNOTATIONS = {entry.name: entry.encode_name for entry in msgspec.structs.fields
 
 
 class _Owner(msgspec.Struct):
+    api_version: str = msgspec.field(default="", name="apiVersion")
     kind: str = ""
     name: str = ""
     uid: str = ""
@@ -400,4 +409,7 @@ def _annotations(metadata: _Metadata) -> dict[str, str]:
 
 def _controller(metadata: _Metadata) -> Controller | None:
     owner = next((owner for owner in metadata.owners or () if owner.controller), None)
-    return None if owner is None else Controller(owner.kind, owner.name, owner.uid)
+    if owner is None:
+        return None
+    group = owner.api_version.rpartition("/")[0]  # `v1` alone: the core group
+    return Controller(owner.kind, owner.name, owner.uid, group)

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 
 from gpuledger_agent.owners.labels import MAX_VALUE_CHARACTERS, UNSTORABLE
 
+SLURM_JOB = "scheduler.slinky.slurm.net/slurm-jobid"
+"""Label of the pods that slurm-bridge scheduled: the job of Slurm that stands for them."""
 _HASH = re.compile(r"-[a-z0-9]{1,10}$")
 """The end of a ReplicaSet's name: its pod-template-hash."""
 
@@ -29,6 +31,8 @@ class Controller:
     kind: str
     name: str
     uid: str
+    group: str = ""
+    """Its API group; empty for those of Kubernetes' core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,8 @@ def job_of(
     )
     if named is None:
         named = _airflow_run(labels, annotations) or _notebook(name, labels)
+    if named is None and labels.get(SLURM_JOB):
+        named = "SlurmJob", labels[SLURM_JOB], ""
     if named is None and controller is not None and controller.kind not in {"", "Node"}:
         named = _of_controller(controller)
     if named is None:

@@ -25,7 +25,7 @@ MAX_PATH_BYTES = 2_600
 MAX_LEVEL_BYTES = MAX_PATH_BYTES // len(LEVELS)
 """Of each level of a longer one."""
 SLURM = "slurm"
-_SACCT_KEY = re.compile(r"imported:import:.*/[^/@]+(@[0-9]+){1,2}", re.ASCII | re.DOTALL)
+_SACCT_KEY = re.compile(r"imported:import:.*/([^/@]+)(@[0-9]+){1,2}", re.ASCII | re.DOTALL)
 """Keys of jobs that Slurm's accounting brought: CLUSTER/JOB@SUBMITTED, and of a requeued one its
 start as well.
 """
@@ -84,6 +84,12 @@ class WorkloadFacts:
         """The value of a tag or fact, None when there is none."""
         fact: str | None = getattr(self, name) if name in FACTS else None
         return fact or self.tags.get(name, "").strip() or None
+
+
+def slurm_job_id(key: str) -> str | None:
+    """The number of the job of Slurm whose accounting brought this workload; None for others."""
+    job = _SACCT_KEY.fullmatch(key)
+    return None if job is None else job[1]
 
 
 def edges_of(rules: Iterable[Rule]) -> list[int]:

@@ -5,16 +5,21 @@ accelerators were seen in that pool, each takes the place of its share of a GPU 
 which it was seen, no more and no less. Law: the result does not depend on the order of its input,
 and at every instant what is left and what was seen is at least what was imported, and no more than
 the larger of the two.
+
+The same law holds for a job of Slurm that pods stand for (slurm-bridge), whatever its pool: what
+its pods were seen holding takes the place of what Slurm's accounting says of it.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise, product
 
+from gpuledger_collector.accounting.attribution import slurm_job_id
 from gpuledger_collector.accounting.period import Period, join_periods
 from gpuledger_collector.accounting.rating import ImportedUsage
 from gpuledger_common.largest_remainder import split
@@ -31,6 +36,86 @@ class SeenAccelerator:
     gpu_micro: int
     accelerator_id: int
     period: Period
+
+
+MAX_NODES = 65_536
+"""Nodes that are read of one list of Slurm."""
+_NODES = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+"""One entry of a list such as `a[1-3,7],b`."""
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPod:
+    """A time in which a pod that stands for a job of Slurm held a part of an accelerator."""
+
+    job_id: str
+    node: str
+    gpu_micro: int
+    """Its part of a board."""
+    holding: tuple[int, int]
+    """Accelerator and pod: two pods of a job may have a part of one board each."""
+    period: Period
+
+
+def without_pods(
+    imported: Sequence[ImportedUsage], seen: Iterable[SeenPod], day: Period, until_ms: int
+) -> list[ImportedUsage]:
+    """Imported usage of a day without what the pods of its job were seen holding.
+
+    A pod counts only on a node that Slurm says the job ran on: whoever writes a pod's labels cannot
+    take a job elsewhere off the bill.
+    """
+    by_job: dict[str, list[SeenPod]] = defaultdict(list)
+    numbers: dict[tuple[int, int], int] = {}
+    for pod in seen:
+        by_job[pod.job_id].append(pod)
+        numbers.setdefault(pod.holding, len(numbers))
+    left: list[ImportedUsage] = []
+    by_nodes: dict[tuple[str, str], list[ImportedUsage]] = defaultdict(list)
+    for usage in imported:
+        job_id = slurm_job_id(usage.key)
+        if job_id is not None and job_id in by_job:
+            by_nodes[job_id, usage.node].append(usage)
+        else:
+            left.append(usage)
+    for (job_id, node_list), usages in sorted(by_nodes.items()):
+        nodes = expand_nodes(node_list)
+        # The pods of a job take the place of its count as a whole, on whichever of its nodes.
+        pods = [
+            SeenAccelerator("", "", pod.gpu_micro, numbers[pod.holding], pod.period)
+            for pod in by_job[job_id]
+            if pod.node in nodes
+        ]
+        anywhere = [replace(usage, node="") for usage in usages]
+        rest = _usage_left(anywhere, pods, day, until_ms) if pods else usages
+        left += [replace(usage, node=node_list) for usage in rest]
+    return sorted(left, key=lambda usage: (usage.key, usage.start_ms))
+
+
+def expand_nodes(text: str) -> set[str]:
+    """The nodes of a list as Slurm writes it: `a[01-03,7],b` are a01, a02, a03, a7 and b."""
+    nodes: set[str] = set()
+    for entry in _NODES.findall(text):
+        # Odd places are what stood in brackets.
+        parts = _BRACKETS.split(entry)
+        words = [_numbers(part) if place % 2 else [part] for place, part in enumerate(parts)]
+        nodes.update("".join(name) for name in islice(product(*words), MAX_NODES - len(nodes)))
+    return nodes
+
+
+def _numbers(text: str) -> list[str]:
+    numbers: list[str] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if dash and first.isdecimal() and last.isdecimal() and len(last) < 10:
+            numbers += [
+                str(number).zfill(len(first))
+                for number in range(int(first), min(int(last), int(first) + MAX_NODES) + 1)
+            ]
+        else:
+            numbers.append(part)
+    return numbers
 
 
 def without_seen(

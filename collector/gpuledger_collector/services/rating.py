@@ -18,10 +18,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpuledger_collector.accounting.adjustments import POLICIES, TIERED, Place
-from gpuledger_collector.accounting.attribution import Attribution, Rule, WorkloadFacts, edges_of
+from gpuledger_collector.accounting.attribution import (
+    Attribution,
+    Rule,
+    WorkloadFacts,
+    edges_of,
+    slurm_job_id,
+)
 from gpuledger_collector.accounting.commitments import Commitment, CommitmentCost, Key
 from gpuledger_collector.accounting.corrections import difference
-from gpuledger_collector.accounting.imported_usage import SeenAccelerator, without_seen
+from gpuledger_collector.accounting.imported_usage import (
+    SeenAccelerator,
+    SeenPod,
+    without_pods,
+    without_seen,
+)
 from gpuledger_collector.accounting.inference_charges import SharedServers, inference_charges
 from gpuledger_collector.accounting.ledger import RatedDay, check_conservation, summarize
 from gpuledger_collector.accounting.node_charges import NodeUsage
@@ -665,8 +676,10 @@ def imported_without_seen(
     placements: Mapping[int, Sequence[RatedPlacement]],
     until_ms: int,
 ) -> list[ImportedUsage]:
-    """Imported usage of a day, less the time of accelerators that were seen in its pools."""
-    imported = usage.imported_usage(connection, day)
+    """Imported usage of a day, less the time of accelerators that were seen in its pools, and of
+    pods that stand for its jobs.
+    """
+    imported = _imported_without_pods(connection, day, placements, until_ms)
     pools = {usage.pool for usage in imported}
     there = {
         number: inside
@@ -695,6 +708,40 @@ def imported_without_seen(
         and (part := placement.period.clip(Period(fact.start_ms, fact.end_ms))) is not None
     ]
     return without_seen(imported, seen, day, until_ms)
+
+
+def _imported_without_pods(
+    connection: Connection,
+    day: Period,
+    placements: Mapping[int, Sequence[RatedPlacement]],
+    until_ms: int,
+) -> list[ImportedUsage]:
+    """Imported usage of a day without what the pods of its jobs held (slurm-bridge)."""
+    imported = usage.imported_usage(connection, day)
+    if not any(slurm_job_id(own.key) for own in imported):
+        return imported
+    pods = usage.slurm_pods(connection, day)
+    if not pods:
+        return imported
+    jobs = {report: job_id for _, report, job_id in pods}
+    accelerators = sorted({number for number, _, _ in pods})
+    seen = [
+        SeenPod(
+            job_id=jobs[fact.attributes_id],
+            node=fact.node,
+            gpu_micro=placement.accelerator.gpu_micro
+            * fact.held_ms
+            // (fact.end_ms - fact.start_ms),
+            holding=(fact.accelerator_id, fact.workload_id or 0),
+            period=part,
+        )
+        for fact in usage.usage_intervals(connection, accelerators, day)
+        if fact.attributes_id in jobs
+        for placement in placements.get(fact.accelerator_id, ())
+        if placement.accelerator.node in ("", fact.node)
+        and (part := placement.period.clip(Period(fact.start_ms, fact.end_ms))) is not None
+    ]
+    return without_pods(imported, seen, day, until_ms)
 
 
 class Owners:

@@ -126,6 +126,22 @@ def latest_evidence_ms(connection: Connection, since_ms: int) -> int | None:
     )
 
 
+def slurm_pods(connection: Connection, day: Period) -> list[tuple[int, int, str]]:
+    """Accelerators that pods of Slurm's jobs (slurm-bridge) held on a day: the accelerator, the
+    report of the pod, and the job.
+    """
+    # OFFSET 0: looked up one by one, for a day's workloads are few of all that there ever were.
+    return connection.execute(
+        "SELECT u.accelerator_id, t.id, t.tags->>'slurm_job_id' FROM (SELECT DISTINCT"
+        " accelerator_id, workload_attributes_id AS id FROM usage_hour WHERE hour_ms >= %s AND"
+        " hour_ms < %s AND state = 'held') u CROSS JOIN LATERAL (SELECT id, tags, workload_id FROM"
+        " workload_attributes WHERE id = u.id OFFSET 0) t CROSS JOIN LATERAL (SELECT kind FROM"
+        " workload WHERE id = t.workload_id OFFSET 0) w WHERE w.kind = 'kubernetes' AND"
+        " t.tags->>'slurm_job_id' IS NOT NULL ORDER BY 1, 2",
+        (day.start_ms, day.end_ms),
+    ).fetchall()
+
+
 def imported_usage(connection: Connection, day: Period) -> list[ImportedUsage]:
     """Read imported usage that overlaps the day."""
     return select_as(

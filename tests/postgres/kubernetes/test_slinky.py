@@ -1,0 +1,69 @@
+"""A job of Slurm whose pods agents saw and whose line sacct has: billed once, right by hand."""
+
+from fakes.facts import AUGUST_MS, HOUR
+from fakes.kubernetes_node import card
+
+JOB_ID = "scheduler.slinky.slurm.net/slurm-jobid"
+ACCOUNT = "slurmjob.slinky.slurm.net/account"
+AT = AUGUST_MS // 1000
+
+
+def sacct(number, gpus, nodes, start_s=AT, hours=1, account="nlp"):
+    """A line of Slurm's accounting."""
+    end_s = start_s + hours * 3600
+    cells = (number, "hpc", account, "amina", "bridge", "normal", "COMPLETED", start_s, start_s)
+    tres = f"cpu=8,gres/gpu={gpus}"
+    cells += (start_s, end_s, hours * 3600, "00:00:00", tres, nodes, "", "", "train")
+    return "|".join(map(str, cells))
+
+
+def bring(node, tmp_path, *lines):
+    """Import these lines; `--also`: the import asks whether GPUs of a measured node are others."""
+    path = tmp_path / "sacct.txt"
+    path.write_text("\n".join(lines) + "\n")
+    node.world.run("import", "sacct", path, "--also")
+
+
+def two_pods(node, **changes):
+    """Two pods of job 4711, each with a card."""
+    for at, name in enumerate("ab"):
+        facts = {"annotations": {ACCOUNT: "nlp"}, JOB_ID: "4711", **changes}
+        node.pod("ml", name, card(at), **facts)
+
+
+def test_a_job_of_pods_is_billed_once_and_has_an_account(node, tmp_path):
+    """Two cards for an hour at 10 USD: 20, whether sacct comes after the pods or again."""
+    two_pods(node)
+    node.hold(AUGUST_MS)
+    assert node.world.bill("2026-08")["nlp"] == ("2.000000", "20.00")
+    for _ in range(2):
+        bring(node, tmp_path, sacct(4711, 2, "n1"))
+        assert node.world.bill("2026-08")["nlp"] == ("2.000000", "20.00")
+    assert node.world.bill("2026-08", "job")["SlurmJob ml/4711"] == ("2.000000", "20.00")
+
+
+def test_pods_that_come_after_sacct_take_its_place(node, tmp_path):
+    """An agent's spool may arrive long after the import."""
+    bring(node, tmp_path, sacct(4711, 2, "n1"))
+    assert node.world.bill("2026-08")["nlp"] == ("2.000000", "20.00")
+    two_pods(node)
+    node.hold(AUGUST_MS)
+    assert node.world.bill("2026-08")["nlp"] == ("2.000000", "20.00")
+
+
+def test_what_no_agent_saw_of_the_job_stays(node, tmp_path):
+    """Three cards for two hours on two nodes, of which an agent saw two for one: 2 + (6 - 2) = 6."""
+    two_pods(node)
+    node.hold(AUGUST_MS)
+    bring(node, tmp_path, sacct(4711, 3, "n[1-2]", hours=2))
+    assert node.world.bill("2026-08")["nlp"] == ("6.000000", "60.00")
+
+
+def test_a_label_takes_no_job_elsewhere_off_the_bill(node, tmp_path):
+    """The job of that number ran on n2, and another one at another time: both are billed."""
+    two_pods(node)
+    node.hold(AUGUST_MS)
+    later = AT + 24 * HOUR // 1000
+    lines = sacct(4711, 8, "n2"), sacct(4711, 1, "n1", start_s=later), sacct(4712, 1, "n1")
+    bring(node, tmp_path, *lines)
+    assert node.world.bill("2026-08")["nlp"] == ("12.000000", "120.00")

@@ -1,0 +1,86 @@
+"""What the pods of a job were seen holding takes the place of Slurm's count, no more and no less."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuledger_collector.accounting.imported_usage import SeenPod, expand_nodes, without_pods
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.rating import ImportedUsage
+
+DAY = Period(0, 86_400_000)
+GPU = 1_000_000
+
+
+def usage(job, gpus, start_ms=0, end_ms=1000, node="n1"):
+    key = f"imported:import:hpc/{job}@{start_ms}"
+    return ImportedUsage(1, start_ms, end_ms, gpus * GPU, "H100", "bridge", node, key=key)
+
+
+def pod(job, accelerator, start_ms=0, end_ms=1000, node="n1", workload=1, micro=GPU):
+    return SeenPod(str(job), node, micro, (accelerator, workload), Period(start_ms, end_ms))
+
+
+def left(usages, pods):
+    """Micro-GPU-milliseconds that stay on the bill of imports."""
+    rest = without_pods(usages, pods, DAY, DAY.end_ms)
+    return sum(part.gpu_micro * (part.end_ms - part.start_ms) for part in rest)
+
+
+def test_two_pods_with_a_half_of_one_board_are_one_gpu():
+    halves = [pod(1, 5, workload=number, micro=GPU // 2) for number in (1, 2)]
+    assert left([usage(1, 1)], halves) == 0
+
+
+def test_a_sighting_that_comes_twice_counts_once():
+    assert left([usage(1, 2)], [pod(1, 5), pod(1, 5)]) == GPU * 1000
+
+
+def test_other_jobs_and_nodes_stay_as_they_are():
+    usages = [usage(1, 1, node="n[2-3]"), usage(2, 1)]
+    assert without_pods(usages, [pod(1, 5)], DAY, DAY.end_ms) == usages
+
+
+def test_what_is_left_keeps_its_nodes():
+    (rest,) = without_pods([usage(1, 3, node="n[1-2]")], [pod(1, 5)], DAY, DAY.end_ms)
+    assert (rest.node, rest.gpu_micro) == ("n[1-2]", 2 * GPU)
+
+
+@given(
+    gpus=st.integers(1, 8),
+    pods=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 1500), st.integers(1, 1500))),
+)
+def test_time_is_held_once(gpus, pods):
+    """At every instant what stays is the count less the boards seen, and not below nothing."""
+    seen = [pod(1, board, at, at + span) for board, at, span in pods]
+    edges = {0, 1000} | {edge for one in seen for edge in (one.period.start_ms, one.period.end_ms)}
+    inside = sorted(edge for edge in edges if edge <= 1000)
+    expected = 0
+    for start, end in pairwise(inside):
+        boards = {
+            one.holding for one in seen if one.period.start_ms <= start and end <= one.period.end_ms
+        }
+        expected += max(gpus - len(boards), 0) * GPU * (end - start)
+    assert left([usage(1, gpus)], seen) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("n1", {"n1"}),
+        ("n1,m2", {"n1", "m2"}),
+        ("a[01-03,7],b", {"a01", "a02", "a03", "a7", "b"}),
+        ("r[1-2]n[08-09]", {"r1n08", "r1n09", "r2n08", "r2n09"}),
+        ("", set()),
+        ("a[", {"a"}),
+        ("a[x-y]", {"ax-y"}),
+    ],
+)
+def test_lists_of_nodes(text, nodes):
+    assert expand_nodes(text) == nodes
+
+
+def test_a_list_of_too_many_nodes_ends():
+    assert len(expand_nodes("a[0-99999]b[0-99999]")) == 65_536
