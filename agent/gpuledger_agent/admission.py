@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuledger_agent import exposition, gateways, push, queue, serving
-from gpuledger_agent.owners import containers, grpc_unix, kubernetes_api
+from gpuledger_agent.owners import containers, grpc_unix, kubernetes_api, ray
 from gpuledger_common.admission import NONE, Admission
 from gpuledger_common.profiles import fetch, lines, page
 
@@ -90,6 +90,26 @@ FETCHED: Mapping[str, tuple[Admission, ...]] = {
             _OWN_THREAD,
             NONE,
             "labels of pods",
+        ),
+    ),
+    "gpuledger_agent.owners.ray": (
+        _fetched_row(
+            "answer of the job API of a Ray cluster",
+            ray.MAX_ANSWER_BYTES,
+            f"one job, {ray.MAX_JOBS} kept",
+            f"{ray.TIMEOUT_S:g} s, {ray.ASK_S:g} s for a round",
+            _OWN_THREAD,
+            f"once in {ray.RECHECK_S:g} s for each job on this node",
+            "owners that jobs were submitted for, as far as their namespace allows",
+        ),
+        _fetched_row(
+            "environment of a process in a pod of a Ray cluster",
+            ray.MAX_ENVIRONMENT_BYTES,
+            f"two variables, {ray.MAX_PROCESSES} processes",
+            NONE,
+            "one; sampling waits for it",
+            "once for each process",
+            "the number of a job",
         ),
     ),
     "gpuledger_agent.owners.containers": (

@@ -104,6 +104,11 @@ class Settings:
         ",".join(KUBERNETES_READS),
         "what the API server is asked for besides pods: namespaces, claims, node; empty: nothing",
     )
+    ray_clusters: str = _setting(
+        "",
+        "NAMESPACE/CLUSTER[=URL of the job API] of Ray clusters whose jobs are told apart,"
+        " comma-separated; empty: none",
+    )
     pod_logs_dir: Path | None = _setting(
         Path("/var/log/pods"),
         "folder whose names contain pod UIDs, for nodes without the API server",
@@ -295,16 +300,35 @@ def _check_addresses(settings: Settings) -> list[str]:
     api = settings.kubernetes_api_url
     if api not in {"", "off"} and not (api.startswith("https://") and is_web_address(api)):
         faults.append(f"kubernetes_api_url: {api!r} is not https://HOST[:PORT] or off")
-    if settings.serving_endpoints:
-        # Imported only here: most agents must not pay its memory.
-        from gpuledger_agent.serving import (
-            endpoints,
+    faults += _check_pages(settings)
+    port = settings.metrics_listen.rpartition(":")[2]
+    if settings.metrics_listen and not (port.isdecimal() and int(port) <= MAX_PORT):
+        faults.append(
+            f"metrics_listen: {settings.metrics_listen!r} is not ADDRESS:PORT, such as"
+            " 127.0.0.1:9440"
         )
+    return faults
+
+
+def _check_pages(settings: Settings) -> list[str]:
+    """Addresses of pages that are read, whose modules are imported only where they are set: most
+    agents must not pay their memory.
+    """
+    faults = []
+    if settings.serving_endpoints:
+        from gpuledger_agent.serving import endpoints
 
         try:
             endpoints(settings.serving_endpoints)
         except ValueError as error:
             faults.append(f"serving_endpoints: {error}")
+    if settings.ray_clusters:
+        from gpuledger_agent.owners.ray import ray_clusters
+
+        try:
+            ray_clusters(settings.ray_clusters)
+        except ValueError as error:
+            faults.append(f"ray_clusters: {error}")
     if settings.gateway_endpoints:
         from gpuledger_agent.gateways import gateways
 
@@ -317,12 +341,6 @@ def _check_addresses(settings: Settings) -> list[str]:
                 f"slow_interval_s: at most {MAX_GATEWAY_INTERVAL_S} with gateway_endpoints: what was"
                 " asked in a longer pause is not counted"
             )
-    port = settings.metrics_listen.rpartition(":")[2]
-    if settings.metrics_listen and not (port.isdecimal() and int(port) <= MAX_PORT):
-        faults.append(
-            f"metrics_listen: {settings.metrics_listen!r} is not ADDRESS:PORT, such as"
-            " 127.0.0.1:9440"
-        )
     return faults
 
 

@@ -599,6 +599,28 @@ def test_a_cluster_takes_every_recorded_rendering(name):
             assert ("tls_key_file" in loaded) != ("allow_plain_http" in loaded)
 
 
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_only_agents_that_tell_rays_jobs_apart_read_environments(name):
+    """One capability, the setting, and the port of the job API; nobody else has either."""
+    found, clusters = rendered(name), OPTIONS[name].get("agent", {}).get("rayClusters", [])
+    if "DaemonSet" not in found:
+        return
+    (agent,) = [
+        one
+        for one in found["DaemonSet"]["spec"]["template"]["spec"]["containers"]
+        if one["name"] == "agent"
+    ]
+    context = agent["securityContext"]
+    if not context.get("privileged"):
+        wanted = {"drop": ["ALL"]} | ({"add": ["SYS_PTRACE"]} if clusters else {})
+        assert context["capabilities"] == wanted
+    assert environment(agent).get("GPULEDGER_AGENT_RAY_CLUSTERS", "") == ",".join(clusters)
+    if ("NetworkPolicy", "agent") in found:
+        egress = found["NetworkPolicy", "agent"]["spec"]["egress"]
+        ports = {port["port"] for rule in egress for port in rule.get("ports", ())}
+        assert (8265 in ports) is bool(clusters)
+
+
 def test_all_options_reach_their_objects():
     """What the value set `everything` asks for stands where Kubernetes reads it."""
     found, values = rendered("everything"), OPTIONS["everything"]
@@ -701,6 +723,7 @@ def test_agents_reach_the_collector_and_the_inference_servers_of_their_settings(
         443,
         8000,
         8002,
+        8265,
     }
     assert allowed_ports(rendered("agents")["NetworkPolicy", "agent"]) == {53, 9443}
     plain = BASE["NetworkPolicy", "gpuledger-agent"]
@@ -802,6 +825,8 @@ def value_at(path):
     [
         ["agent.settings.GPULEDGER_AGENT_SERVING_ENDPOINTS=http://a:1"],
         ["agent.servingEndpoints[0]=vllm:8000"],
+        ["agent.settings.GPULEDGER_AGENT_RAY_CLUSTERS=ml/shared"],
+        ["agent.rayClusters[0]=shared"],
         ["collector.image.digest=latest"],
         ["collector.ingress.hosts[0]=gpuledger.example.com"],
         ["networkPolicy.monitoringNamespaces=monitoring"],

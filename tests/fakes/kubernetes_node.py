@@ -19,9 +19,10 @@ from gpuledger_agent.owners.kubernetes_api import ApiServer
 from gpuledger_agent.owners.machine_note import MachineNote
 from gpuledger_agent.owners.podresources import list_pods
 from gpuledger_agent.owners.polling import PolledValue
+from gpuledger_agent.owners.ray import RayOwners
 from gpuledger_common.batches import BatchMaker
 from gpuledger_common.meter import Meter
-from gpuledger_common.readings import Accelerator, Health, Machine, Sample
+from gpuledger_common.readings import Accelerator, Health, Machine, Process, Sample
 from gpuledger_common.wire import Batch, Samples
 
 MINUTE = 60_000
@@ -39,12 +40,13 @@ def cluster_owners(
     clock: Callable[[], float],
     note: MachineNote | None = None,
     reads_slurm: bool = False,
+    ray: RayOwners | None = None,
 ) -> KubernetesOwners:
     """Owners of node n1 from its kubelet's socket and an API server; `_cluster.refresh()` asks both."""
     account = ApiServer(api.url, api.account)
     view = ClusterView(lambda: list_pods(path), account, "n1", clock=clock)
     polled = PolledValue("kubernetes", view.look, 5, 1e12)
-    return KubernetesOwners(polled, note, reads_slurm=reads_slurm)
+    return KubernetesOwners(polled, note, reads_slurm=reads_slurm, ray=ray)
 
 
 class KubernetesNode:
@@ -57,8 +59,18 @@ class KubernetesNode:
             for at in range(cards)
         )
         self._now_s = itertools.count(step=31)
-        self.owners = cluster_owners(kubelet_server.path, api, lambda: float(next(self._now_s)))
+        self.owners = cluster_owners(kubelet_server.path, api, self._next_s)
         self._seq = itertools.count(1)
+        self.processes: dict[str, list[Process]] = {}
+        """Processes by card."""
+
+    def read_ray(self, ray: RayOwners) -> None:
+        """Have the jobs inside of Ray clusters told apart from now on."""
+        self.owners = cluster_owners(self.kubelet.path, self.api, self._next_s, ray=ray)
+
+    def _next_s(self) -> float:
+        """A clock on which every answer is old the next time."""
+        return float(next(self._now_s))
 
     def pod(self, namespace: str, name: str, *devices: str, **facts: object) -> None:
         """A pod that holds devices, with what the API server knows of it."""
@@ -72,7 +84,10 @@ class KubernetesNode:
     def hold(self, start_ms: int, minutes: int = 60) -> None:
         """Meter the pods as they are now, a sample a minute, and send what was metered."""
         self.owners._cluster.refresh()
-        holders = self.owners.holders(self.cards, [])
+        seen = [
+            Sample(uuid, 0, {}, processes=processes) for uuid, processes in self.processes.items()
+        ]
+        holders = self.owners.holders(self.cards, seen)
         meter = Meter(gap_ms=2 * MINUTE)
         for at_ms in range(start_ms, start_ms + minutes * MINUTE + 1, MINUTE):
             for entry in self.cards:

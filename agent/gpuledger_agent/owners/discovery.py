@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpuledger_agent.owners.containers import ContainerOwners
     from gpuledger_agent.owners.kubernetes import KubernetesOwners
     from gpuledger_agent.owners.machine_note import MachineNote
+    from gpuledger_agent.owners.ray import RayOwners
 
 log = logging.getLogger("gpuledger_agent")
 
@@ -73,8 +74,21 @@ def kubernetes_owners(settings: Settings) -> KubernetesOwners | None:
     is_asked = api is not None and "node" in settings.kubernetes_parts
     reads_slurm = "slurm" in settings.owner_sources and slurm_owners(settings) is not None
     return KubernetesOwners(
-        cluster, _machine_note(settings) if is_asked else None, reads_slurm=reads_slurm
+        cluster,
+        _machine_note(settings) if is_asked else None,
+        reads_slurm=reads_slurm,
+        ray=_ray_owners(settings),
     )
+
+
+def _ray_owners(settings: Settings) -> RayOwners | None:
+    if not settings.ray_clusters:
+        return None
+    from gpuledger_agent.owners.ray import RayOwners, ray_clusters
+
+    owners = RayOwners(ray_clusters(settings.ray_clusters))
+    PolledValue("ray", owners.ask, POLL_INTERVAL_S, settings.owner_stale_s).start()
+    return owners
 
 
 def _machine_note(settings: Settings) -> MachineNote | None:

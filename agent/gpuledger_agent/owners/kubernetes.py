@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuledger_agent.owners.device_names import is_gpu, is_virtual, resolve
 from gpuledger_agent.owners.kubernetes_api import (
@@ -54,6 +55,9 @@ from gpuledger_agent.owners.podresources import AllocatedDevice, AllocatedPod
 from gpuledger_agent.owners.polling import PolledValue
 from gpuledger_agent.owners.slinky import bridged_job_of, is_slurm_node
 from gpuledger_common.readings import Accelerator, Holder, Holders, Machine, Sample, Workload
+
+if TYPE_CHECKING:
+    from gpuledger_agent.owners.ray import RayOwners
 
 log = logging.getLogger("gpuledger_agent")
 
@@ -292,12 +296,15 @@ class KubernetesOwners:
         cluster: PolledValue[Cluster],
         note: MachineNote | None = None,
         reads_slurm: bool = False,
+        ray: RayOwners | None = None,
     ) -> None:
         """`note`: where the machine is kept for the next start.
 
-        `reads_slurm`: whether another owner source knows the jobs of a slurmd on this node.
+        `reads_slurm`: whether another owner source knows the jobs of a slurmd on this node. `ray`
+        knows the jobs inside of Ray clusters.
         """
         self._cluster, self._note, self._reads_slurm = cluster, note, reads_slurm
+        self._ray = ray
         self._reported: set[tuple[str, ...]] = set()
         self._machine = None if note is None else note.read()
         self._described: dict[_Described, _Description] = {}
@@ -312,8 +319,9 @@ class KubernetesOwners:
                 self._note.write(machine)
         return self._machine
 
-    def holders(self, accelerators: Sequence[Accelerator], _samples: Sequence[Sample]) -> Holders:
-        """The pods that each accelerator is allocated to, by their shares or their replicas.
+    def holders(self, accelerators: Sequence[Accelerator], samples: Sequence[Sample]) -> Holders:
+        """The pods that each accelerator is allocated to, by their shares or their replicas, and the
+        jobs inside of those of Ray clusters.
 
         Raises NoRecentAnswer if unknown.
         """
@@ -334,10 +342,14 @@ class KubernetesOwners:
         is_divided = any(part.pod[0] in RESERVATIONS for held in parts.values() for part in held)
         users = cluster.sharing() if is_divided else {}
         before, self._described = self._described, {}
-        return {
+        pods = {
             uuid: self._weigh(_divide(held, cluster, users, by_uuid[uuid]), cluster, before)
             for uuid, held in parts.items()
         }
+        if self._ray is None:
+            return pods
+        known = ((namespace, facts) for (namespace, _), facts in cluster.facts.items())
+        return self._ray.divide(pods, samples, known, cluster.namespaces, _NO_NAMESPACE)
 
     def _holds_for_jobs(self, pod: AllocatedPod, facts: PodFacts) -> bool:
         """Whether a pod is a node of Slurm whose jobs are known, so that it holds nothing itself."""

@@ -2,7 +2,8 @@
 unix user.
 
 A process is identified by (pid, start time), because pids are reused. /proc/PID/cgroup is readable
-by all; the environment of a process, which may hold secrets, is not read. This source sees use
+by all; the environment of a process, which may hold secrets, is not read here (`ray` reads it for
+clusters that a setting names). This source sees use
 without an allocation; allocation without use is seen by the sources of the schedulers.
 """
 
@@ -72,6 +73,16 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
+def read_start_time(proc: Path, pid: int) -> str | None:
+    """Field 22 of /proc/PID/stat (proc(5)), counted from the last bracket, because the command may
+    contain some; None for a process that has ended.
+    """
+    try:
+        return _text(proc / str(pid) / "stat").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None
+
+
 def _text(path: Path) -> str:
     """A file of /proc.
 
@@ -122,7 +133,7 @@ class ProcessOwners:
 
     def workload(self, pid: int) -> Workload | None:
         """The workload of a process; None when it has ended or is not visible."""
-        started = self._start_time(pid)
+        started = read_start_time(self._proc, pid)
         if started is None:
             return None
         # Process ids are reused: with its start time a process is unique since the boot.
@@ -136,15 +147,6 @@ class ProcessOwners:
                     self._known.pop(next(iter(self._known)))
                 self._known[key] = workload
         return workload
-
-    def _start_time(self, pid: int) -> str | None:
-        """Field 22 of /proc/PID/stat (proc(5)), counted from the last bracket, because the command
-        may contain some.
-        """
-        try:
-            return _text(self._proc / str(pid) / "stat").rpartition(")")[2].split()[19]
-        except (OSError, IndexError):
-            return None
 
     def _read_workload(self, pid: int, started: str) -> Workload | None:
         folder = self._proc / str(pid)
