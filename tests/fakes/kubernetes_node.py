@@ -68,6 +68,10 @@ class KubernetesNode:
         """Have the jobs inside of Ray clusters told apart from now on."""
         self.owners = cluster_owners(self.kubelet.path, self.api, self._next_s, ray=ray)
 
+    def restart(self) -> None:
+        """A new agent, which asks everything again."""
+        self.owners = cluster_owners(self.kubelet.path, self.api, self._next_s)
+
     def _next_s(self) -> float:
         """A clock on which every answer is old the next time."""
         return float(next(self._now_s))

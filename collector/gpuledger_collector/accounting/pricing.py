@@ -2,8 +2,9 @@
 
 The most specific rate wins (node before pool before model before region; an exact model before a
 model named by its tokens), then the latest one to have become effective. Versions are added, never
-edited. Which way of buying applies is chosen by pool, node, model or tag where somebody says so,
-else by an order of preference.
+edited. Which way of buying applies is chosen by pool, node, model or tag where somebody says so.
+Else it is what the node itself says, by the labels of its cloud, where a rate of that kind covers
+it; else an order of preference decides.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from gpuledger_collector.accounting.period import Period
 
 PURCHASES = ("on_demand", "reserved", "owned", "spot")
 """Ways of buying capacity, in the order of preference where nothing says which one applies."""
+
+
+SaidPurchases = Mapping[str, Sequence[tuple[int, str]]]
+"""Ways of buying that nodes say themselves: by node, each from an hour on (unix ms), oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,15 +177,19 @@ class PriceBook:
         choices: Iterable[PurchaseChoice] = (),
         also_cut: Iterable[int] = (),
         locations: Locations = NOWHERE,
+        said: SaidPurchases | None = None,
     ) -> None:
         """`also_cut`: instants at which something else that rating goes by begins or ends to hold,
         such as a rule.
+
+        `said`: how nodes are bought as they say it, from whole hours on, which need no cut.
 
         `locations` says in which region a pool stands. They change between days of the bill, so
         they cut no hour.
         """
         self.prices = tuple(prices)
         self.locations = locations
+        self.said = said or {}
         # Choices apply in the order of the file; the first that holds wins, like rules.
         self.choices = tuple(sorted(choices, key=lambda choice: (choice.position, choice.id or 0)))
         edges = {price.effective_from_ms for price in self.prices}
@@ -216,11 +225,27 @@ class PriceBook:
         """The rate in force, None when no rate covers this place and instant: *unpriced*, never
         zero.
 
-        Without `purchase` the first choice that holds decides it. What a choice names and no rate
-        covers is unpriced.
+        Without `purchase` the first choice that holds decides it, else what the node says. What a
+        choice names and no rate covers is unpriced; a node that says what no rate covers has the
+        rate that it would have had.
         """
         if purchase is None and self.choices:
             purchase = self.purchase_at(pool, gpu_model, node, tags or {}, at_ms)
+        if purchase is None and node in self.said:
+            said = self.said_purchase(node, at_ms)
+            if said and (price := self._price_at(pool, gpu_model, node, at_ms, said)) is not None:
+                return price
+        return self._price_at(pool, gpu_model, node, at_ms, purchase)
+
+    def said_purchase(self, node: str, at_ms: int) -> str | None:
+        """How a node says that it is bought; None where it has said nothing until then."""
+        rows = self.said.get(node, ())
+        place = bisect_right(rows, at_ms, key=lambda row: row[0])
+        return rows[place - 1][1] if place else None
+
+    def _price_at(
+        self, pool: str, gpu_model: str, node: str, at_ms: int, purchase: str | None
+    ) -> Price | None:
         region = self.locations.region(pool, at_ms)
         key = (pool, gpu_model, node, region, purchase)
         timeline = self._timelines.get(key)

@@ -137,6 +137,7 @@ def _cost(charged_places: Sequence[ChargedPlace], currency: str, *, idle: bool) 
 def _without_irrelevant(place: PricedPlace, book: PriceBook, *, same_purchase: bool) -> PricedPlace:
     """The place without what no rate depends on, so that a pool of many nodes is priced once."""
     nodes = {price.node for price in book.prices} | {choice.node for choice in book.choices}
+    nodes |= book.said.keys()
     return replace(
         place,
         node=place.node if place.node in nodes else "",

@@ -27,7 +27,7 @@ from gpuledger_collector.accounting.rating import (
 )
 from gpuledger_collector.accounting.usage import rating_intervals
 from gpuledger_collector.services.placements import RatedPlacement
-from gpuledger_collector.storage.billing import commitments, locations, prices
+from gpuledger_collector.storage.billing import commitments, locations, node_purchases, prices
 from gpuledger_collector.storage.ledger import rules
 from gpuledger_collector.storage.locks import Connection
 
@@ -41,6 +41,7 @@ def book_of(connection: Connection) -> PriceBook:
         commitments.CHOICES.in_force(connection),
         edges_of(rules.current(connection)),
         locations.current(connection),
+        node_purchases.current(connection),
     )
 
 

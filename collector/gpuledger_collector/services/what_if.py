@@ -20,7 +20,13 @@ from gpuledger_collector.accounting.what_if import PriceDifference, compare_repo
 from gpuledger_collector.services.hourly_usage import fold_hours
 from gpuledger_collector.services.placements import without_stranded
 from gpuledger_collector.services.rating import DayUsage, price_usage, usage_of
-from gpuledger_collector.storage.billing import commitments, locations, prices, reports
+from gpuledger_collector.storage.billing import (
+    commitments,
+    locations,
+    node_purchases,
+    prices,
+    reports,
+)
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import usage, zones
 from gpuledger_collector.storage.locks import Connection, Lock
@@ -41,6 +47,7 @@ def compare_prices(
             other,
             commitments.CHOICES.in_force(connection),
             locations=locations.current(connection),
+            said=node_purchases.current(connection),
         )
         return compare_reports(
             charged, report(rate_again(connection, period, book, now_ms, by), by)

@@ -3,8 +3,11 @@
 import csv
 import io
 
-from fakes.facts import AUGUST_MS
+import psycopg
+
+from fakes.facts import AUGUST_MS, DAY, HOUR
 from fakes.kubernetes_node import card
+from gpuledger_collector.storage.billing.node_purchases import current, record, said_purchase
 
 
 def test_the_pool_of_a_node_is_the_pool_of_its_bill(node):
@@ -41,3 +44,76 @@ def test_a_node_of_no_cloud_has_no_machine(node):
     (row,) = csv.DictReader(io.StringIO(node.world.run("nodes", "list", "--format", "csv")))
     assert (row["purchase"], row["provider_id"]) == ("", "")
     assert set(node.hours("2026-08", "pool")) >= {"default"}
+
+
+def spot(node, purchase="SPOT"):
+    """The node as a cloud labels it."""
+    node.api.node("n1", **{"eks.amazonaws.com/capacityType": purchase})
+
+
+def priced(node):
+    """On demand at 10 USD, spot at 3."""
+    words = ("--rate", "3", "--currency", "USD", "--from", "2026-01-01", "--purchase", "spot")
+    node.world.run("prices", "set", *words)
+
+
+def said(node):
+    return node.world.rows("SELECT node, from_ms, purchase FROM node_purchase ORDER BY from_ms")
+
+
+def test_a_node_that_says_it_is_spot_has_the_spot_rate(node):
+    """One card held and three free for an hour of on demand, then two of spot."""
+    priced(node)
+    node.pod("vision", "a", card(0), team="vision")
+    node.hold(AUGUST_MS)
+    assert node.world.bill("2026-08")["vision"] == ("1.000000", "10.00")
+    spot(node)
+    node.restart()
+    node.hold(AUGUST_MS + HOUR)
+    node.hold(AUGUST_MS + 2 * HOUR)
+    assert said(node) == [("n1", AUGUST_MS + HOUR, "spot")]
+    bill = node.world.bill("2026-08")
+    assert bill["vision"] == ("3.000000", "16.00")
+    assert bill["(unallocated)"] == ("9.000000", "48.00")
+
+
+def test_late_evidence_reprices_the_days_that_were_rated(node):
+    """A spool that arrives after the day was billed says that the node was spot from its start on."""
+    priced(node)
+    node.pod("vision", "a", card(0), team="vision")
+    node.hold(AUGUST_MS + DAY)
+    assert node.world.bill("2026-08")["vision"] == ("1.000000", "10.00")
+    spot(node)
+    node.restart()
+    node.hold(AUGUST_MS)
+    assert node.world.bill("2026-08")["vision"] == ("2.000000", "6.00")
+
+
+def test_where_no_rate_is_spot_nothing_changes(node):
+    spot(node)
+    node.pod("vision", "a", card(0), team="vision")
+    node.hold(AUGUST_MS)
+    assert node.world.bill("2026-08")["vision"] == ("1.000000", "10.00")
+
+
+def test_what_a_node_says_is_kept_where_it_changes(dsn, world):
+    """In whichever order it comes; what changes inside of an hour holds from the next one."""
+    rows = [
+        ("n1", 5, "spot"),
+        ("n1", 9, "spot"),
+        ("n1", 2, "on_demand"),
+        ("n1", 3, "spot"),
+        ("n1", 9, "spot"),
+        ("n2", 4, "reserved"),
+        ("n2", 4, "spot"),
+        ("n2", 4, "spot"),
+    ]
+    with psycopg.connect(dsn) as connection:
+        for name, hour, purchase in rows:
+            record(connection, [said_purchase(name, hour * HOUR + 7, purchase)], 0)
+        assert current(connection) == {
+            "n1": [(2 * HOUR, "on_demand"), (3 * HOUR, "spot")],
+            "n2": [(4 * HOUR, "reserved"), (5 * HOUR, "spot")],
+        }
+    assert said_purchase("n1", HOUR, "gift") is None
+    assert said_purchase("n1", 0, "spot") is None

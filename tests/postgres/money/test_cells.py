@@ -90,6 +90,7 @@ NOT_DERIVED = {
     "evidence, as agents, schedulers and providers reported it": {
         *(
             "node",
+            "node_purchase",
             "accelerator",
             "accelerator_attributes",
             "workload",

@@ -58,6 +58,8 @@ from gpuledger_collector.ingest.batches.usage_intervals import (
     presence_intervals,
 )
 from gpuledger_collector.ingest.batches.validate import Accepted, days_of
+from gpuledger_collector.storage.billing import node_purchases
+from gpuledger_collector.storage.billing.node_purchases import SaidPurchase, said_purchase
 from gpuledger_collector.storage.ledger.token_counters import ReadPage, store_pages
 from gpuledger_common.wire import Answer, WireWorkload
 
@@ -128,6 +130,8 @@ class Store:
     _last_batches: dict[int, tuple[object, int]] = field(default_factory=dict)
     """Epoch and number of the last batch of each node that this store wrote; kept only when shared.
     """
+    _said: dict[str, SaidPurchase] = field(default_factory=dict)
+    """How nodes say that they are bought, to write only what changes."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def flush(
@@ -228,6 +232,7 @@ class Store:
         self.deferred.take()
         with self._lock:
             self._days, self.slow, self._last_batches = set(), SlowValues(), {}
+            self._said = {}
             self._forget_placements()
 
     def renew(self, now_ms: int) -> None:
@@ -240,6 +245,7 @@ class Store:
                 self._forget_placements()
                 if self.is_shared:
                     self.ids.forget()
+                    self._said = {}
 
     @property
     def _renew_after_ms(self) -> int:
@@ -324,6 +330,7 @@ class Store:
         intervals = join_usage_intervals(batches)
         copy_usage_intervals(connection, intervals, presence_intervals(batches))
         write_owner_claims(connection, batches)
+        after_commit.append(self._record_purchases(connection, batches, now_ms))
         # 2. The inventory. Most batches only confirm the cached placements; the others are settled
         # in the database.
         changed = [entry for entry in batches if not self._is_confirmed(entry)]
@@ -411,6 +418,27 @@ class Store:
                 self._inventory = object()
 
         return remember
+
+    def _record_purchases(
+        self, connection: Connection, batches: Sequence[ResolvedBatch], now_ms: int
+    ) -> Callable[[], None]:
+        """Keep how nodes say that they are bought, where that changes; returns what to call after
+        COMMIT.
+        """
+        said: dict[str, SaidPurchase] = {}
+        for resolved in batches:
+            batch = resolved.batch
+            machine = {} if batch.heartbeat is None else batch.heartbeat.machine
+            purchase = machine.get("purchase", "")
+            entry = said_purchase(batch.node, oldest_instant(batch), purchase)
+            if entry is None:
+                continue
+            known = said.get(entry.node) or self._said.get(entry.node)
+            is_known = known is not None and known.purchase == entry.purchase
+            if known is None or not is_known or entry.from_ms < known.from_ms:
+                said[entry.node] = entry
+                node_purchases.record(connection, [entry], now_ms)
+        return lambda: self._said.update(said)
 
     def _is_confirmed(self, resolved: ResolvedBatch) -> bool:
         """Whether the cached inventory already has everything that a batch shows.

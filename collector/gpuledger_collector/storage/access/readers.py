@@ -52,6 +52,7 @@ READABLE = (
     "ledger_day",
     "ledger_month",
     "node",
+    "node_purchase",
     "node_retirement",
     "node_utilization",
     "owner",

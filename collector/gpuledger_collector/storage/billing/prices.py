@@ -14,7 +14,7 @@ from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.accounting.problems import CurrencyChanged, Problem
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
-from gpuledger_collector.storage.billing import commitments, locations
+from gpuledger_collector.storage.billing import commitments, locations, node_purchases
 from gpuledger_collector.storage.ledger import usage, zones
 from gpuledger_collector.storage.ledger.usage import request_days_with_evidence
 from gpuledger_collector.storage.locks import Connection, Lock
@@ -41,6 +41,7 @@ def price_book(connection: Connection) -> PriceBook:
         current(connection),
         commitments.CHOICES.in_force(connection),
         locations=locations.current(connection),
+        said=node_purchases.current(connection),
     )
 
 

@@ -43,6 +43,14 @@ table(
 )
 
 table(
+    "node_purchase",
+    "How nodes are bought as the labels of their clouds say it: a row where that changes.",
+    key("node", TEXT, "name"),
+    key("from_ms", BIG, "the hour from which it holds"),
+    *required_columns(TEXT, "purchase"),
+)
+
+table(
     "commitment",
     "Capacity paid for a term, used or not: rows are superseded, never edited.",
     identity(),

@@ -1,0 +1,83 @@
+"""How nodes are bought as the labels of their clouds say it, with dates: the price book prefers that
+where nobody declared another way.
+
+A node says it with every batch, so a row is written only where it changes, from the hour of the
+evidence on: hours are rated as a whole, and no price cuts them. Nothing that a node leaves out
+takes back what it said.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.pricing import PURCHASES, SaidPurchases
+from gpuledger_collector.storage.ledger.usage import request_days_with_evidence
+from gpuledger_collector.storage.locks import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class SaidPurchase:
+    """What a node says from an hour on (unix ms)."""
+
+    node: str
+    from_ms: int
+    purchase: str
+
+
+def said_purchase(node: str, at_ms: int, purchase: str) -> SaidPurchase | None:
+    """What a node said at an instant, from its hour on; None where that is no way of buying."""
+    if purchase not in PURCHASES or at_ms <= 0:
+        return None
+    return SaidPurchase(node, at_ms // HOUR_MS * HOUR_MS, purchase)
+
+
+def current(connection: Connection) -> SaidPurchases:
+    """What every node said, oldest first."""
+    said: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for node, from_ms, purchase in connection.execute(
+        "SELECT node, from_ms, purchase FROM node_purchase ORDER BY node, from_ms"
+    ):
+        said[node].append((from_ms, purchase))
+    return dict(said)
+
+
+def record(connection: Connection, said: Iterable[SaidPurchase], now_ms: int) -> int:
+    """Keep what changes, and request the days that it reprices; how many rows were written."""
+    written = 0
+    for entry in sorted(said, key=lambda entry: (entry.node, entry.from_ms)):
+        before = connection.execute(
+            "SELECT purchase, from_ms FROM node_purchase WHERE node = %s AND from_ms <= %s"
+            " ORDER BY from_ms DESC LIMIT 1",
+            (entry.node, entry.from_ms),
+        ).fetchone()
+        if before is not None and before[0] == entry.purchase:
+            continue
+        # An hour has one price: what changes inside of it holds from the next one.
+        is_taken = before is not None and before[1] == entry.from_ms
+        from_ms = entry.from_ms + HOUR_MS if is_taken else entry.from_ms
+        after = connection.execute(
+            "SELECT purchase, from_ms FROM node_purchase WHERE node = %s AND from_ms >= %s"
+            " ORDER BY from_ms LIMIT 1",
+            (entry.node, from_ms),
+        ).fetchone()
+        if after is not None and after[1] == from_ms:
+            continue
+        until_ms = now_ms if after is None else min(after[1], now_ms)
+        if after is not None and after[0] == entry.purchase:
+            connection.execute(
+                "DELETE FROM node_purchase WHERE node = %s AND from_ms = %s",
+                (entry.node, after[1]),
+            )
+        connection.execute(
+            "INSERT INTO node_purchase (node, from_ms, purchase) VALUES (%s, %s, %s) ON CONFLICT"
+            " DO NOTHING",
+            (entry.node, from_ms, entry.purchase),
+        )
+        written += 1
+        # The hours of a batch are rated after it anyway; only days that were before change.
+        if from_ms // DAY_MS < now_ms // DAY_MS:
+            request_days_with_evidence(connection, from_ms, until_ms)
+    return written
