@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice, pairwise, product
 
 from gpuledger_collector.accounting.attribution import slurm_job_id
@@ -38,7 +39,7 @@ class SeenAccelerator:
     period: Period
 
 
-MAX_NODES = 65_536
+MAX_NODES = 16_384
 """Nodes that are read of one list of Slurm."""
 _NODES = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 """One entry of a list such as `a[1-3,7],b`."""
@@ -93,7 +94,8 @@ def without_pods(
     return sorted(left, key=lambda usage: (usage.key, usage.start_ms))
 
 
-def expand_nodes(text: str) -> set[str]:
+@lru_cache(maxsize=256)
+def expand_nodes(text: str) -> frozenset[str]:
     """The nodes of a list as Slurm writes it: `a[01-03,7],b` are a01, a02, a03, a7 and b."""
     nodes: set[str] = set()
     for entry in _NODES.findall(text):
@@ -101,7 +103,7 @@ def expand_nodes(text: str) -> set[str]:
         parts = _BRACKETS.split(entry)
         words = [_numbers(part) if place % 2 else [part] for place, part in enumerate(parts)]
         nodes.update("".join(name) for name in islice(product(*words), MAX_NODES - len(nodes)))
-    return nodes
+    return frozenset(nodes)
 
 
 def _numbers(text: str) -> list[str]:
@@ -123,9 +125,9 @@ def without_seen(
 ) -> list[ImportedUsage]:
     """Imported usage of a day without what accelerators of its pool were seen doing.
 
-    An accelerator takes the place of usage that names its node first, then of usage of its pool
-    that names none. What is left is split over the imports by their counts, by largest remainder in
-    the order of their keys.
+    An accelerator takes the place of usage that names its node first, alone before with others,
+    then of usage of its pool that names none. What is left is split over the imports by their
+    counts, by largest remainder in the order of their keys.
     """
     by_pool: dict[str, list[SeenAccelerator]] = defaultdict(list)
     for sighting in seen:
@@ -199,10 +201,16 @@ def _counts(
     rest = dict(seen)
     # What is left of a node's accelerators, beyond the usage that names it, counts for the rest of
     # the pool.
-    for node in sorted({usages[at].node for at in there} - {""}):
-        places = [place for place, at in enumerate(there) if usages[at].node == node]
-        taken = _take(left, places, rest.get(node, 0))
-        rest[node] = rest.get(node, 0) - taken
+    named = {text: expand_nodes(text) for text in {usages[at].node for at in there} - {""}}
+    shared = Counter(node for nodes in named.values() for node in nodes)
+    for text, nodes in sorted(named.items(), key=lambda entry: (len(entry[1]), entry[0])):
+        places = [place for place, at in enumerate(there) if usages[at].node == text]
+        taken = _take(left, places, sum(rest.get(node, 0) for node in nodes))
+        # From nodes that fewer others name first, which can then give way to the rest.
+        for node in sorted(nodes & rest.keys(), key=lambda node: (shared[node], node)):
+            part = min(rest[node], taken)
+            rest[node] -= part
+            taken -= part
     _take(
         left, [place for place, at in enumerate(there) if not usages[at].node], sum(rest.values())
     )

@@ -1,4 +1,6 @@
-"""What the pods of a job were seen holding takes the place of Slurm's count, no more and no less."""
+"""What was seen takes the place of imported counts, no more and no less: accelerators of a pool on
+the nodes that a job names, and the pods of a job of Slurm.
+"""
 
 from itertools import pairwise
 
@@ -6,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_collector.accounting.imported_usage import SeenPod, expand_nodes, without_pods
+from gpuledger_collector.accounting.imported_usage import (
+    MAX_NODES,
+    SeenAccelerator,
+    SeenPod,
+    expand_nodes,
+    without_pods,
+    without_seen,
+)
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.rating import ImportedUsage
 
@@ -83,4 +92,41 @@ def test_lists_of_nodes(text, nodes):
 
 
 def test_a_list_of_too_many_nodes_ends():
-    assert len(expand_nodes("a[0-99999]b[0-99999]")) == 65_536
+    assert len(expand_nodes("a[0-99999]b[0-99999]")) == MAX_NODES
+
+
+def boards(**counts):
+    """Boards that were seen on these nodes in the pool of the jobs."""
+    names = [node for node, count in counts.items() for _ in range(count)]
+    return [
+        SeenAccelerator("bridge", node, GPU, number, Period(0, 1000))
+        for number, node in enumerate(names)
+    ]
+
+
+def kept(usages, seen):
+    """GPUs that stay on the bill of imports, by job."""
+    return {
+        usage.key[len("imported:import:hpc/") :].partition("@")[0]: usage.gpu_micro / GPU
+        for usage in without_seen(usages, seen, DAY, DAY.end_ms)
+    }
+
+
+def test_a_job_of_several_nodes_is_held_once():
+    """Both of its nodes were measured, one of three, and none."""
+    job = usage(1, 4, node="n[1-2]")
+    assert kept([job], boards(n1=2, n2=2)) == {}
+    assert kept([job], boards(n2=3)) == {"1": 1}
+    assert kept([job], boards(n3=4)) == {"1": 4}
+
+
+def test_who_names_one_node_goes_first():
+    """And what several nodes have beyond it is for those that name them."""
+    jobs = [usage(1, 2, node="n[1-2]"), usage(2, 1, node="n1")]
+    assert kept(jobs, boards(n1=1, n2=1)) == {"1": 1}
+    assert kept(jobs, boards(n1=2, n2=1)) == {}
+
+
+def test_a_node_that_others_name_too_is_left_to_them():
+    jobs = [usage(1, 1, node="n[1,3]"), usage(2, 1, node="n[1-2]")]
+    assert kept(jobs, boards(n1=1, n3=1)) == {}
