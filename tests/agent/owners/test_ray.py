@@ -1,11 +1,16 @@
 """Jobs inside a Ray cluster: who holds a card of its pods, and what is read to know it."""
 
 import logging
+from dataclasses import replace
+from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from fakes import kubelet
 from fakes.ray_cluster import driver, job_api, run_process, worker
-from gpuledger_agent.owners import ray
+from gpuledger_agent.owners import discovery, ray
 from gpuledger_agent.owners.kubernetes import workload_of
 from gpuledger_agent.owners.kubernetes_api import NamespaceFacts, PodFacts
 from gpuledger_agent.owners.ray import (
@@ -16,8 +21,9 @@ from gpuledger_agent.owners.ray import (
     job_of_environment,
     ray_clusters,
 )
-from gpuledger_agent.settings import load
-from gpuledger_common.readings import Holder, Process, Sample
+from gpuledger_agent.settings import Settings, load
+from gpuledger_common.largest_remainder import split
+from gpuledger_common.readings import Holder, Process, Sample, Workload
 from gpuledger_common.settings import SettingsError
 
 UID, OTHER = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0", "1f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
@@ -93,6 +99,27 @@ def test_other_holders_keep_their_part(card):
         card.run(pid, worker(f"0{pid}000000"))
     other = Holder(workload_of("x", "y", (), None, NamespaceFacts()), 1)
     assert [holder.weight for holder in card.held(other)] == [1, 1, 1, 3]
+
+
+@given(
+    pods=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 9)), min_size=1, max_size=6),
+    span_ms=st.integers(1, 10**7),
+)
+def test_jobs_and_pods_add_up_to_one_card_to_the_millisecond(pods, span_ms):
+    """And the jobs of a pod to the part that it had."""
+    parts = []
+    for at, (weight, jobs) in enumerate(pods):
+        own = [Workload(f"{at}/{number}", "kubernetes") for number in range(jobs)]
+        parts.append((Holder(Workload(f"{at}", "kubernetes"), weight), own))
+    holders = ray._weigh(parts)
+    spent = split(span_ms, [holder.weight for holder in holders])
+    assert sum(spent) == span_ms
+    total = sum(holder.weight for holder in holders)
+    for at, (weight, _) in enumerate(pods):
+        mine = [holder for holder in holders if holder.workload.id.partition("/")[0] == str(at)]
+        assert len({holder.weight for holder in mine}) == 1
+        share = Fraction(sum(holder.weight for holder in mine), total)
+        assert share == Fraction(weight, sum(weight for weight, _ in pods))
 
 
 def test_until_its_api_answers_a_job_has_its_number_and_the_owner_of_the_pod(card, api):
@@ -264,3 +291,16 @@ def test_what_is_no_cluster_is_refused_without_its_password(text):
     with pytest.raises(SettingsError, match="ray_clusters") as refused:
         load(None, {"GPULEDGER_AGENT_RAY_CLUSTERS": text})
     assert "secret" not in str(refused.value)
+
+
+def test_an_agent_looks_into_the_clusters_of_its_setting(tmp_path):
+    with kubelet.running(tmp_path / "kubelet.sock") as running:
+        settings = Settings(
+            kubelet_socket=running.path,
+            kubernetes_api_url="off",
+            spool_dir=tmp_path,
+            ray_clusters="ml/shared",
+        )
+        owners = discovery.kubernetes_owners(settings)
+        assert owners._ray.clusters == {"ml/shared": ""}
+        assert discovery.kubernetes_owners(replace(settings, ray_clusters=""))._ray is None

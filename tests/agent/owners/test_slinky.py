@@ -1,6 +1,7 @@
 """Slurm inside pods, and pods that Slurm schedules: whose the cards of a node are."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -8,8 +9,10 @@ from fakes import kubelet
 from fakes.apiserver import api_server
 from fakes.kubernetes_node import card, cluster_owners
 from gpuledger_agent.holder_observations import observe_holders
+from gpuledger_agent.owners import discovery
 from gpuledger_agent.owners.slinky import bridged_job_of
 from gpuledger_agent.owners.slurm import SlurmOwners
+from gpuledger_agent.settings import Settings
 from gpuledger_common.readings import Accelerator
 
 CARDS = [Accelerator(card(at), card(at), at, "NVIDIA H100") for at in range(2)]
@@ -123,3 +126,19 @@ def test_a_bridged_pod_is_attributed_as_its_job(tmp_path, server):
         refused = owners.holders(CARDS, [])[card(0)][0].workload
         assert (refused.account, refused.tags["team"]) == (None, "vision")
         assert refused.refused == {"team": "nlp"}
+
+
+def test_jobs_inside_are_known_where_their_folder_is_and_slurm_is_an_owner_source(tmp_path):
+    jobs = tmp_path / "jobs"
+    with kubelet.running(tmp_path / "kubelet.sock") as running:
+        settings = Settings(
+            kubelet_socket=running.path,
+            kubernetes_api_url="off",
+            spool_dir=tmp_path,
+            slurm_jobs_dir=jobs,
+        )
+        assert discovery.kubernetes_owners(settings)._reads_slurm is False
+        jobs.mkdir()
+        assert discovery.kubernetes_owners(settings)._reads_slurm is True
+        without = replace(settings, owners="kubernetes,processes")
+        assert discovery.kubernetes_owners(without)._reads_slurm is False
