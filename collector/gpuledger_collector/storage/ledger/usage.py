@@ -130,16 +130,22 @@ def slurm_pods(connection: Connection, day: Period) -> list[tuple[int, int, str]
     """Accelerators that pods of Slurm's jobs (slurm-bridge) held on a day: the accelerator, the
     report of the pod, and the job.
     """
-    # OFFSET 0: looked up one by one, for a day's workloads are few of all that there ever were.
-    return connection.execute(
-        "SELECT u.accelerator_id, t.id, t.tags->>'slurm_job_id' FROM (SELECT DISTINCT"
-        " accelerator_id, workload_attributes_id AS id FROM usage_hour WHERE hour_ms >= %s AND"
-        " hour_ms < %s AND state = 'held') u CROSS JOIN LATERAL (SELECT id, tags, workload_id FROM"
-        " workload_attributes WHERE id = u.id OFFSET 0) t CROSS JOIN LATERAL (SELECT kind FROM"
-        " workload WHERE id = t.workload_id OFFSET 0) w WHERE w.kind = 'kubernetes' AND"
-        " t.tags->>'slurm_job_id' IS NOT NULL ORDER BY 1, 2",
+    held = connection.execute(
+        "SELECT DISTINCT accelerator_id, workload_attributes_id FROM usage_hour WHERE hour_ms >= %s"
+        " AND hour_ms < %s AND state = 'held' AND workload_attributes_id IS NOT NULL",
         (day.start_ms, day.end_ms),
     ).fetchall()
+    # OFFSET 0: looked up one by one, for a day's workloads are few of all that there ever were.
+    jobs = dict(
+        connection.execute(
+            "SELECT t.id, t.tags->>'slurm_job_id' FROM unnest(%s::bigint[]) AS n (id) CROSS JOIN"
+            " LATERAL (SELECT id, tags, workload_id FROM workload_attributes WHERE id = n.id OFFSET"
+            " 0) t CROSS JOIN LATERAL (SELECT kind FROM workload WHERE id = t.workload_id OFFSET 0)"
+            " w WHERE w.kind = 'kubernetes' AND t.tags->>'slurm_job_id' IS NOT NULL",
+            (sorted({report for _, report in held}),),
+        ).fetchall()
+    )
+    return sorted((number, report, jobs[report]) for number, report in held if report in jobs)
 
 
 def imported_usage(connection: Connection, day: Period) -> list[ImportedUsage]:
