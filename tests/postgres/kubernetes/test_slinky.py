@@ -1,5 +1,7 @@
 """A job of Slurm whose pods agents saw and whose line sacct has: billed once, right by hand."""
 
+import pytest
+
 from fakes.facts import AUGUST_MS, HOUR
 from fakes.kubernetes_node import card
 
@@ -67,3 +69,24 @@ def test_a_label_takes_no_job_elsewhere_off_the_bill(node, tmp_path):
     lines = sacct(4711, 8, "n2"), sacct(4711, 1, "n1", start_s=later), sacct(4712, 1, "n1")
     bring(node, tmp_path, *lines)
     assert node.world.bill("2026-08")["nlp"] == ("12.000000", "120.00")
+
+
+@pytest.mark.parametrize("nodes", ["n1", "n[1-2]", "m1,n1"])
+def test_jobs_of_measured_nodes_are_asked_about_alone_and_in_lists(node, tmp_path, nodes):
+    """In the pool of the measured GPUs their time counts once."""
+    node.hold(AUGUST_MS)
+    path = tmp_path / "sacct.txt"
+    path.write_text(sacct(4711, 2, nodes) + "\n")
+    _, _, error = node.world._run("import", "sacct", path)
+    assert "would be billed beside the GPUs that are measured in pool default" in error
+    node.world.run("import", "sacct", path, "--pool", "default")
+    bill = node.world.bill("2026-08")
+    assert (bill["(unallocated)"], "nlp" in bill) == (("4.000000", "40.00"), False)
+
+
+def test_jobs_of_other_nodes_are_not_asked_about(node, tmp_path):
+    node.hold(AUGUST_MS)
+    path = tmp_path / "sacct.txt"
+    path.write_text(sacct(4711, 2, "n[2-3]") + "\n")
+    node.world.run("import", "sacct", path)
+    assert node.world.bill("2026-08")["nlp"] == ("2.000000", "20.00")

@@ -136,7 +136,7 @@ def slurm_pods(connection: Connection, day: Period) -> list[tuple[int, int, str]
         (day.start_ms, day.end_ms),
     ).fetchall()
     # OFFSET 0: looked up one by one, for a day's workloads are few of all that there ever were.
-    jobs = dict(
+    jobs: dict[int, str] = dict(
         connection.execute(
             "SELECT t.id, t.tags->>'slurm_job_id' FROM unnest(%s::bigint[]) AS n (id) CROSS JOIN"
             " LATERAL (SELECT id, tags, workload_id FROM workload_attributes WHERE id = n.id OFFSET"

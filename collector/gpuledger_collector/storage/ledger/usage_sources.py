@@ -11,9 +11,11 @@ or another pool is compared with them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gpuledger_collector.accounting.imported_usage import expand_nodes
 from gpuledger_collector.accounting.ledger_rows import (
     UNKNOWN_POOL,
     UNKNOWN_SOURCE,
@@ -25,12 +27,20 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, forma
 from gpuledger_collector.accounting.placement import SEEN
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select, select_number, select_row, select_value
+from gpuledger_collector.storage.rows import (
+    select,
+    select_number,
+    select_row,
+    select_value,
+    select_values,
+)
 from gpuledger_common.plurals import plural
 
 ZONES_MS = 14 * HOUR_MS
 """By as much may the times of a table differ that was read in another zone."""
 _OPEN_MS = 2**62
+MAX_LISTED = 200_000
+"""Nodes of lists that are compared with those that are measured."""
 _NAMES = {
     UsageSource.sacct: "Slurm's accounting (import sacct)",
     UsageSource.table: "a table of jobs (start, import usage)",
@@ -187,8 +197,16 @@ def _replace(connection: Connection, source: UsageSource, now_ms: int) -> Replac
 
 def _refuse_measured(connection: Connection) -> None:
     """Refuse new usage of an unknown pool while accelerators were measured, or of a node that is
-    measured elsewhere.
+    measured elsewhere, alone or among others.
     """
+    texts = select_values(
+        connection,
+        "SELECT DISTINCT node FROM changed WHERE known IS NULL AND node ~ '[],[]' ORDER BY 1",
+    )
+    named = itertools.islice(
+        ((text, node) for text in texts for node in sorted(expand_nodes(text))), MAX_LISTED
+    )
+    lists, nodes = list(zip(*named, strict=True)) or ((), ())
     row = select_row(
         connection,
         """
@@ -199,9 +217,16 @@ def _refuse_measured(connection: Connection) -> None:
         FROM file JOIN capacity c ON c.pool <> file.pool AND c.source = %(seen)s
             AND c.in_ms < file.end_ms AND (c.out_ms IS NULL OR c.out_ms > file.start_ms)
         LEFT JOIN node n ON n.id = c.node_id WHERE file.pool = %(unknown)s OR n.name = file.node
+            OR (file.node, n.name) IN (SELECT * FROM unnest(%(lists)s::text[], %(nodes)s::text[]))
         GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT 1
         """,
-        {"open": _OPEN_MS, "seen": SEEN, "unknown": UNKNOWN_POOL},
+        {
+            "open": _OPEN_MS,
+            "seen": SEEN,
+            "unknown": UNKNOWN_POOL,
+            "lists": list(lists),
+            "nodes": list(nodes),
+        },
     )
     if row is not None:
         where = (
