@@ -14,15 +14,24 @@ from fakes import kubelet
 from fakes.apiserver import Server
 from fakes.batches import EPOCH, HEARTBEAT
 from fakes.facts import HOUR, World
+from gpuledger_agent.holder_observations import observe_holders
 from gpuledger_agent.owners.kubernetes import ClusterView, KubernetesOwners
 from gpuledger_agent.owners.kubernetes_api import ApiServer
 from gpuledger_agent.owners.machine_note import MachineNote
 from gpuledger_agent.owners.podresources import list_pods
 from gpuledger_agent.owners.polling import PolledValue
 from gpuledger_agent.owners.ray import RayOwners
+from gpuledger_agent.owners.slurm import SlurmOwners
 from gpuledger_common.batches import BatchMaker
 from gpuledger_common.meter import Meter
-from gpuledger_common.readings import Accelerator, Health, Machine, Process, Sample
+from gpuledger_common.readings import (
+    Accelerator,
+    Health,
+    Machine,
+    OwnerSource,
+    Process,
+    Sample,
+)
 from gpuledger_common.wire import Batch, Samples
 
 MINUTE = 60_000
@@ -61,8 +70,15 @@ class KubernetesNode:
         self._now_s = itertools.count(step=31)
         self.owners = cluster_owners(kubelet_server.path, api, self._next_s)
         self._seq = itertools.count(1)
+        self.jobs: SlurmOwners | None = None
+        """Who knows jobs of Slurm on this node."""
         self.processes: dict[str, list[Process]] = {}
         """Processes by card."""
+
+    def read_slurm(self, jobs_dir: Path) -> None:
+        """Have jobs of Slurm read from a folder from now on."""
+        self.jobs = SlurmOwners(jobs_dir)
+        self.owners = cluster_owners(self.kubelet.path, self.api, self._next_s, reads_slurm=True)
 
     def read_ray(self, ray: RayOwners) -> None:
         """Have the jobs inside of Ray clusters told apart from now on."""
@@ -91,7 +107,8 @@ class KubernetesNode:
         seen = [
             Sample(uuid, 0, {}, processes=processes) for uuid, processes in self.processes.items()
         ]
-        holders = self.owners.holders(self.cards, seen)
+        owners = [*([] if self.jobs is None else [self.jobs]), self.owners]
+        holders = observe_holders(owners, self.cards, seen, _fail).holders
         meter = Meter(gap_ms=2 * MINUTE)
         for at_ms in range(start_ms, start_ms + minutes * MINUTE + 1, MINUTE):
             for entry in self.cards:
@@ -113,6 +130,10 @@ class KubernetesNode:
     def hours(self, month: str, by: str) -> dict[str, str]:
         """GPU-hours by row of a month's bill, to the millisecond."""
         return {name: hours for name, (hours, _) in self.world.bill(month, by).items()}
+
+
+def _fail(_: OwnerSource, error: Exception) -> None:
+    raise error
 
 
 @contextmanager

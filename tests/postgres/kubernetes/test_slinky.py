@@ -26,6 +26,38 @@ def bring(node, tmp_path, *lines):
     node.world.run("import", "sacct", path, "--also")
 
 
+NODE_SET = {"apiVersion": "slinky.slurm.net/v1beta1", "kind": "NodeSet", "name": "gpu", "uid": "s"}
+
+
+def test_cards_of_a_slurmd_are_its_jobs_and_between_them_nobodys(node, tmp_path):
+    """Four cards of one pod for three hours, 12 GPU-hours at 10 USD.
+
+    Job 7 of vision has two of them in the first two hours, job 8 of nlp one in the second.
+    """
+    node.read_slurm(tmp_path / "jobs")
+    (tmp_path / "jobs").mkdir()
+    node.pod("slurm", "gpu-0", *map(card, range(4)), owner=NODE_SET, team="platform")
+
+    def start(job, account, *cards):
+        """What the prolog in the pod writes."""
+        uuids = ",".join(map(card, cards))
+        lines = f"job_id={job}", "user=amina", f"account={account}", f"uuids={uuids}"
+        (tmp_path / "jobs" / job).write_text("\n".join(lines) + "\n")
+
+    start("7", "vision", 0, 1)
+    node.hold(AUGUST_MS)
+    start("8", "nlp", 3)
+    node.hold(AUGUST_MS + HOUR)
+    for job in "78":
+        (tmp_path / "jobs" / job).unlink()
+    node.hold(AUGUST_MS + 2 * HOUR)
+    bill = node.world.bill("2026-08")
+    assert bill["vision"] == ("4.000000", "40.00")
+    assert bill["nlp"] == ("1.000000", "10.00")
+    assert bill["(unallocated)"] == ("7.000000", "70.00")
+    assert "platform" not in bill
+
+
 def two_pods(node, **changes):
     """Two pods of job 4711, each with a card."""
     for at, name in enumerate("ab"):
