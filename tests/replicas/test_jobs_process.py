@@ -109,7 +109,7 @@ def test_jobs_run_apart_from_collectors_that_have_none(folder, dsn):
         jobs.terminate()
         assert jobs.wait(60) == 0
         said = (folder / "jobs.log").read_text()
-        assert said.startswith("gpuledger runs the jobs\n")
+        assert "gpuledger runs the jobs" in said.splitlines()
         assert "Traceback" not in said
         with psycopg.connect(dsn) as connection:
             assert (
