@@ -245,10 +245,11 @@ def _move(
     """
     total = sum(taken.values())
     places = sorted(paid)
-    weights = [max(paid[place], 0) for place in places]
+    # Discounts that are rounded each can leave a cost below zero: tenants take that over as well.
+    sign = 1 if total > 0 else -1
+    weights = [max(sign * paid[place], 0) for place in places]
     if not total or not any(weights):
         return []
-    sign = 1 if total > 0 else -1
     given = split(abs(total), weights)
     left: dict[tuple[str, str, str], int] = defaultdict(int)
     charges = []
