@@ -2,18 +2,20 @@
 real Prometheus; each line equal to the micro-unit to what an independent script says.
 
 The script has the model server's own log and the ids that clients read. The ledger has what
-Prometheus scraped of the gateway and of the server, and in a second ledger LiteLLM's spend log
-instead of the gateway's counters.
+Prometheus scraped of the gateway and of the server, or LiteLLM's spend log instead of the gateway's
+counters; tenants are shown what they cost in two of the ledgers, and charged it in two.
 """
 
 import contextlib
 import datetime as dt
 import http.client
+import itertools
 import json
 import subprocess
 import sys
 import time
 import urllib.request
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +36,7 @@ from gpuledger_collector.cli import build
 __all__ = ["postgres"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs_prometheus]
 
+STATES = ("(unallocated)", "(unobserved)")
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 GPUS, MICRO_AN_HOUR = 2, 3_600_000
 WEIGHTS = ("1", "0.1", "4")
@@ -54,16 +57,19 @@ scrape_configs:
       - targets: ["127.0.0.1:{server}"]
         labels: {{namespace: inference, pod: qwen-0}}
 remote_write:
-  - url: http://127.0.0.1:{whole}/api/v1/write
+"""
+REMOTE_WRITE = """
+  - url: http://127.0.0.1:{port}/api/v1/write
     queue_config: {{batch_send_deadline: 1s}}
     write_relabel_configs:
+"""
+WHOLE = """
       - source_labels: [__name__]
         regex: "(litellm_|vllm:).*_tokens.*_total|litellm_requests_metric_total|process_start_.*"
         action: keep
-  - url: http://127.0.0.1:{server_only}/api/v1/write
-    queue_config: {{batch_send_deadline: 1s}}
-    write_relabel_configs:
-      - {{source_labels: [job], regex: vllm, action: keep}}
+"""
+SERVER_ONLY = """
+      - {source_labels: [job], regex: vllm, action: keep}
 """
 DECLARED = """
 [[price]]
@@ -78,6 +84,7 @@ models = ["Qwen/*", "hosted_vllm/Qwen/*"]
 served_by = {{ namespace = "inference" }}
 weights = "{weights}"
 idle = "tokens"
+mode = "{mode}"
 
 [[tenant]]
 tenant = "vision"
@@ -151,11 +158,16 @@ def programs():
 
 @dataclass
 class Ledger:
-    """A ledger with its collector, and the command on it."""
+    """A ledger with its collector, and the command on it.
+
+    `source`: who asked is known by metrics, or by rows of LiteLLM's spend log.
+    """
 
     dsn: str
     port: int
     folder: Path
+    source: str
+    mode: str
 
     def run(self, *arguments: str | Path) -> str:
         result = CliRunner().invoke(build(), [*map(str, arguments), "--dsn", self.dsn])
@@ -163,7 +175,8 @@ class Ledger:
         return result.stdout
 
     def declare(self) -> None:
-        (self.folder / "ledger.toml").write_text(DECLARED.format(weights=" : ".join(WEIGHTS)))
+        text = DECLARED.format(weights=" : ".join(WEIGHTS), mode=self.mode)
+        (self.folder / "ledger.toml").write_text(text)
         self.run("apply", self.folder / "ledger.toml")
 
     def select(self, query: str) -> list[tuple]:
@@ -214,6 +227,23 @@ class Ledger:
             ),
             key=lambda row: (row["day"], row["tenant"]),
         )
+
+    def bill(self, months: list[str]) -> dict[str, int]:
+        """Micro-units by team of all months, which the command rates; without what nobody held."""
+        paid: dict[str, int] = defaultdict(int)
+        for month in months:
+            text = self.run("chargeback", "--period", month, "--by", "team", "--format", "json")
+            for row in json.loads(text)["rows"]:
+                paid[row["team"]] += row["cost_micro"] or 0
+        return {team: micro for team, micro in paid.items() if micro and team not in STATES}
+
+    def charged(self, months: list[str]) -> dict[str, int]:
+        """Micro-units that answers of who asked say are on bills, by tenant."""
+        paid: dict[str, int] = defaultdict(int)
+        for month in months:
+            for row in self.get(f"/v1/inference?period={month}&by=tenant")["items"]:
+                paid[row["tenant"]] += row["cost_charged_micro"]
+        return {tenant: micro for tenant, micro in paid.items() if micro}
 
     def served(self) -> dict[str, int]:
         """What its counters of the server have counted."""
@@ -331,10 +361,32 @@ def ask_through_a_restart(story: Story, scraped: Prometheus, ledgers: list[Ledge
         )
 
 
+def tell_scrapes(gateway: LiteLLM, server: ModelServer, ledgers: list[Ledger]) -> str:
+    """What Prometheus scrapes, and writes to each ledger."""
+    scrapes = SCRAPES.format(key=METRICS_KEY, gateway=gateway.port, server=server.port)
+    for ledger in ledgers:
+        series = WHOLE if ledger.source == "metrics" else SERVER_ONLY
+        scrapes += REMOTE_WRITE.format(port=ledger.port).rstrip() + series.rstrip()
+    return scrapes + "\n"
+
+
+def expected_bill(mode: str, lines: list[dict], days: range) -> dict[str, int]:
+    """What teams pay of these days: where tenants are charged, what the script says of each."""
+    paid = {"platform": len(days) * GPUS * 24 * MICRO_AN_HOUR}
+    for line in lines if mode == "charged" else ():
+        if not line["tenant"].startswith("("):
+            micro = line["used_micro"] + line["idle_micro"]
+            paid[line["tenant"]] = paid.get(line["tenant"], 0) + micro
+            paid["platform"] -= micro
+    return paid
+
+
 def test_each_tenant_pays_what_the_servers_log_says(
     programs, postgres, tmp_path, monkeypatch
 ) -> None:
-    """By metrics and by spend logs alike: lines of teams, of a key without one, and of nobody."""
+    """By metrics and by spend logs alike: lines of teams, of a key without one, and of nobody;
+    shown, and charged.
+    """
     now_ms = int(time.time() * 1000)
     end_ms = (now_ms + 30 * 60_000) // DAY_MS * DAY_MS + DAY_MS
     days = range(now_ms // DAY_MS * DAY_MS, end_ms, DAY_MS)
@@ -347,27 +399,22 @@ def test_each_tenant_pays_what_the_servers_log_says(
         gateway.start()
         story = Story(gateway, server, tmp_path / "clients.jsonl")
         ledgers = []
-        for name in ("metrics", "rows"):
+        for source, mode in itertools.product(("metrics", "rows"), ("showback", "charged")):
             dsn = stack.enter_context(fresh_database(postgres))
             collector = stack.enter_context(running(dsn, clock=lambda: end_ms))
-            (tmp_path / name).mkdir()
-            ledgers.append(Ledger(dsn, collector.port, tmp_path / name))
+            folder = tmp_path / f"{source}-{mode}"
+            folder.mkdir()
+            ledgers.append(Ledger(dsn, collector.port, folder, source, mode))
             ledgers[-1].declare()
             hold_gpus(ledgers[-1], days)
-        whole, server_only = (ledger.port for ledger in ledgers)
-        scrapes = SCRAPES.format(
-            key=METRICS_KEY,
-            gateway=gateway.port,
-            server=server.port,
-            whole=whole,
-            server_only=server_only,
-        )
-        scraped = stack.enter_context(prometheus(tmp_path, scrapes))
+        scraped = stack.enter_context(prometheus(tmp_path, tell_scrapes(gateway, server, ledgers)))
         ask_through_a_restart(story, scraped, ledgers)
-        by_metrics, by_rows = ledgers
-        until(lambda: by_metrics.asked() == story.counted())
-        by_rows.import_spend_logs(spend_logs)
-        assert by_rows.asked() == story.counted()
+        for ledger in ledgers:
+            if ledger.source == "metrics":
+                until(lambda ledger=ledger: ledger.asked() == story.counted())
+            else:
+                ledger.import_spend_logs(spend_logs)
+                assert ledger.asked() == story.counted()
         expected = script_lines(story, tmp_path, days)
         assert {row["tenant"] for row in expected} == {
             "vision",
@@ -376,14 +423,19 @@ def test_each_tenant_pays_what_the_servers_log_says(
             "(nobody)",
         }
         monkeypatch.setattr(wiring, "read_clock", lambda: after_month(end_ms - 1))
-        months = sorted({row["day"][:7] for row in expected})
+        months = sorted({date_of(day_ms)[:7] for day_ms in days})
         for ledger in ledgers:
             # Commands rate what they read; the API reads what is rated.
-            bill = [ledger.run("chargeback", "--period", month, "--by", "team") for month in months]
+            bill = expected_bill(ledger.mode, expected, days)
+            charged = {name: micro for name, micro in bill.items() if name != "platform"}
+            assert ledger.bill(months) == bill
             assert ledger.lines(months) == expected
+            assert ledger.charged(months) == charged
             for month in months:
                 ledger.run("close", "--period", month)
+            assert ledger.bill(months) == bill
             assert ledger.lines(months) == expected
-            assert [
-                ledger.run("chargeback", "--period", month, "--by", "team") for month in months
-            ] == bill, "what tenants are shown changes no bill"
+            assert ledger.charged(months) == charged
+            for month in months:
+                ledger.run("periods", "--verify", month)
+                ledger.run("reconcile", "--period", month, "--evidence")
