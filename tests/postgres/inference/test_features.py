@@ -2,6 +2,7 @@
 and corrected month, a zone with days of 25 hours.
 """
 
+import collections
 from collections import defaultdict
 
 import pytest
@@ -10,6 +11,8 @@ from fakes.fleet import DAY, HOUR, OCTOBER
 from fakes.rich_ledger import CLOSED, DAYS, OPEN, rich
 from gpuledger_collector.accounting.inference import Asker, TokenRecord, Tokens
 from gpuledger_collector.accounting.inference_lines import KEYS
+from gpuledger_collector.accounting.inference_split import CHARGED as CHARGE
+from gpuledger_collector.accounting.inference_split import MODES, SHOWBACK
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.services import inference_costs
 from gpuledger_collector.storage.ledger import zones
@@ -25,6 +28,7 @@ name = "server-{number}"
 models = ["model-{number}"]
 served_by = {{ name = "job-{number}" }}
 idle = "{idle}"
+mode = "showback"
 {reserved}
 """
     for number, idle, reserved in (
@@ -33,6 +37,15 @@ idle = "{idle}"
         (3, "reservations", "reserved = { a = 0.25, c = 0.5 }"),
     )
 )
+OWNERS = """
+[[tenant]]
+tenant = "a"
+owner = { team = "alpha" }
+
+[[tenant]]
+tenant = "c"
+owner = { team = "alpha", project = "c" }
+"""
 CHARGED = """
 WITH of_server AS (SELECT id, name FROM workload WHERE name LIKE 'job-_' AND kind = 'slurm'),
 held AS (SELECT w.name, c.* FROM charge c JOIN of_server w ON w.id = c.workload_id
@@ -52,10 +65,16 @@ policies changed there is all of it.
 """
 
 
+@pytest.fixture(params=MODES)
+def mode(request):
+    """What becomes of the split: it is shown, or booked."""
+    return request.param
+
+
 @pytest.fixture
-def shared(rich, run, tmp_path):
+def shared(rich, run, tmp_path, mode):
     path = tmp_path / "inference.toml"
-    path.write_text(DECLARED)
+    path.write_text(DECLARED.replace(SHOWBACK, mode) + OWNERS)
     code, out, err = run("apply", path)
     assert code == 0, (out, err)
     store_token_usage(
@@ -74,7 +93,14 @@ def shared(rich, run, tmp_path):
             for at, tenant in enumerate(("a", "b", ""), 1)
         ],
     )
+    # Commands rate what they read; services read what is rated.
+    assert run("chargeback", "--period", OPEN)[0] == 0
     return rich
+
+
+def without_zeros(amounts):
+    """Amounts that are any."""
+    return {key: micro for key, micro in amounts.items() if micro}
 
 
 def sums(days):
@@ -101,7 +127,21 @@ def test_lines_add_up_to_what_the_servers_were_charged(shared, month):
     assert sum(server.cost_micro for server in days.servers) == sum(charged.values())
 
 
-def test_adjoining_days_add_up(shared):
+def moved(shared, period):
+    """What was booked in a period to owners of tenants, by server, owner's team, day and currency."""
+    return {
+        tuple(key): micro
+        for *key, micro in shared.rows(
+            "SELECT s.server, o.team, c.day_ms, c.currency, sum(c.cost_micro)::bigint FROM charge c"
+            " JOIN inference_share s ON s.id = c.inference_id JOIN owner o ON o.id = c.owner_id"
+            f" WHERE s.trust <> '' AND c.day_ms >= {period.start_ms} AND c.day_ms <"
+            f" {period.end_ms} GROUP BY 1, 2, 3, 4"
+        )
+        if micro
+    }
+
+
+def test_adjoining_days_add_up(shared, mode):
     calendar = zones.calendar(shared.connection)
     month = calendar.month(OPEN)
     whole = inference_costs.read_days(shared.connection, month).lines
@@ -112,23 +152,29 @@ def test_adjoining_days_add_up(shared):
     ]
     assert sorted(parts, key=str) == sorted(whole, key=str)
     assert whole
+    of_days = [moved(shared, day) for day in calendar.days(month)]
+    assert dict(collections.ChainMap(*of_days)) == moved(shared, month)
+    assert bool(moved(shared, month)) is (mode == CHARGE)
 
 
-def test_hours_add_up_to_their_days(shared):
+def test_hours_add_up_to_their_days(shared, mode):
     period = zones.calendar(shared.connection).month(OPEN)
     days, hours = (
         inference_costs.read_inference(shared.connection, period, (*KEYS[:-2], name))
         for name in ("day", "hour")
     )
     totals = [defaultdict(int), defaultdict(int)]
-    for answer, total in zip((days, hours), totals, strict=True):
+    charged = [defaultdict(int), defaultdict(int)]
+    for answer, total, booked in zip((days, hours), totals, charged, strict=True):
         for line in answer.lines:
             if line.cost is not None:
                 key = line.keys["server"], line.keys["tenant"], line.keys["day"], line.cost.currency
                 total[key] += line.cost.micro
-    assert {key: micro for key, micro in totals[0].items() if micro} == {
-        key: micro for key, micro in totals[1].items() if micro
-    }
+                booked[key] += line.charged.micro
+    assert without_zeros(charged[0]) == without_zeros(charged[1])
+    assert sum(charged[1].values()) == sum(moved(shared, period).values())
+    assert bool(without_zeros(charged[1])) is (mode == CHARGE)
+    assert without_zeros(totals[0]) == without_zeros(totals[1])
     assert sum((line.tokens for line in hours.lines), Tokens()) == sum(
         (line.tokens for line in days.lines), Tokens()
     )
@@ -144,6 +190,7 @@ def test_the_order_of_evidence_changes_nothing(shared):
     assert inference_costs.read_days(shared.connection, period) == before
 
 
+@pytest.mark.parametrize("mode", [SHOWBACK], indirect=True)
 def test_no_bill_changes(shared, run):
     """Of all that is billed nothing depends on tokens or servers."""
     asked = [
