@@ -33,6 +33,7 @@ from gpuledger_common.wire import (
     WireUsageInterval,
     WireWorkload,
 )
+from oracle.charged import Moved, MovedKey, Share, bill_of
 from oracle.inference import Answer, LineKey, answer_of
 from oracle.model import (
     LEVELS,
@@ -57,7 +58,7 @@ from oracle.model import (
     activity_of,
     midnight,
 )
-from oracle.money import bill_of, date_of
+from oracle.money import Held, date_of
 from oracle.worlds import MINUTE, Batch, World
 
 OWNER_COLUMNS = "o.org, o.team, o.project, o.experiment, o.run, o.user_name"
@@ -468,6 +469,24 @@ class Ledger:
         }
         return {key: amounts for key, amounts in found.items() if any(amounts)}
 
+    def moved(self, until_ms: int) -> Moved:
+        """What moved from payers of servers to owners of tenants, booked and corrected."""
+        columns = "day_ms, owner_id, pool, gpu_model, currency, cost_micro, inference_id"
+        query = f"""
+            SELECT day_ms, s.server, s.gateway, s.tenant, s.trust, {OWNER_COLUMNS}, pool, gpu_model,
+                currency, sum(cost_micro)::bigint
+            FROM (SELECT {columns} FROM charge UNION ALL SELECT {columns} FROM correction) c
+            JOIN inference_share s ON s.id = c.inference_id JOIN owner o ON o.id = c.owner_id
+            WHERE day_ms < {until_ms} GROUP BY {", ".join(str(at) for at in range(1, 15))}
+        """
+        with psycopg.connect(self.collector.dsn) as connection:
+            rows = connection.execute(query).fetchall()
+        return {
+            MovedKey(day, Share(*row[:4]), Held(tuple(row[4:10]), *row[10:13])): row[13]
+            for day, *row in rows
+            if row[13]
+        }
+
 
 @contextlib.contextmanager
 def opened(dsn: str, folder: Path) -> Iterator[Ledger]:
@@ -482,12 +501,18 @@ def differences(world: World, ledger: Ledger) -> list[str]:
     otherwise of itself.
     """
     said = read(world, ledger)
-    expected, _ = bill_of(world.facts(), world.first, world.last)
-    actual = ledger.bill(midnight(world.last, world.zone))
+    expected, wanted, _ = bill_of(world.facts(), world.first, world.last)
+    until_ms = midnight(world.last, world.zone)
+    actual, moved = ledger.bill(until_ms), ledger.moved(until_ms)
     found = [
         f"{named(key)}: {expected.get(key, (0, 0))} expected, {actual.get(key, (0, 0))} found"
         for key in sorted({*expected, *actual}, key=str)
         if expected.get(key) != actual.get(key)
+    ]
+    found += [
+        f"moved {key}: {wanted.get(key, 0)} expected, {moved.get(key, 0)} found"
+        for key in sorted({*wanted, *moved})
+        if wanted.get(key, 0) != moved.get(key, 0)
     ]
     if said is not None:
         found += report_differences(said, expected)
@@ -599,9 +624,10 @@ def line_differences(
     what: str, expected: Answer, items: Sequence[dict[str, object]], zone: str
 ) -> list[str]:
     """Lines of an answer beside the oracle's."""
-    names = [f"{name}_micro" for name in ("cost_used", "cost_idle", "cost_borrowed", "cost_lent")]
+    costs = ("used", "idle", "borrowed", "lent", "charged")
+    names = [f"cost_{name}_micro" for name in costs]
     counts = ("input_tokens", "cached_tokens", "output_tokens", "requests")
-    wanted: dict[tuple[object, ...], list[int]] = defaultdict(lambda: [0] * 8)
+    wanted: dict[tuple[object, ...], list[int]] = defaultdict(lambda: [0] * 9)
     for key, amounts in expected.lines.items():
         cells = cells_of_line(key, zone)
         for at, value in enumerate((*amounts, *expected.tokens[key])):
@@ -615,7 +641,7 @@ def line_differences(
     return [
         f"{what} {cells}: {wanted.get(cells)} expected, {actual.get(cells)} found"
         for cells in sorted({*wanted, *actual}, key=str)
-        if (wanted.get(cells) or [0] * 8) != (actual.get(cells) or [0] * 8)
+        if (wanted.get(cells) or [0] * 9) != (actual.get(cells) or [0] * 9)
     ]
 
 
@@ -745,6 +771,7 @@ def text_of(servers: Sequence[Server], tenants: Sequence[Tenant]) -> str:
         match = ", ".join(f"{name} = {json.dumps(text)}" for name, text in server.served_by)
         lines += [f"served_by = {{ {match} }}", f'weights = "{" : ".join(server.weights)}"']
         lines.append(f'idle = "{server.idle}"')
+        lines += [f'mode = "{server.mode}"', f'claims = "{server.claims}"']
         if server.reserved:
             shares = ", ".join(f"{json.dumps(name)} = {share}" for name, share in server.reserved)
             lines.append(f"reserved = {{ {shares} }}")

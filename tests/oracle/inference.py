@@ -35,6 +35,7 @@ from oracle.money import Held, holds, rated
 
 NOBODY, IDLE = "(nobody)", "(idle)"
 AUTHENTICATED = "authenticated"
+CHARGED = "charged"
 GAP = 600_000
 """A page that was not read for longer says nothing of that time."""
 CLOCK = 2_000
@@ -68,16 +69,30 @@ class LineKey(NamedTuple):
 
 
 class Amounts(NamedTuple):
-    """Micro-units of a line; borrowed and lent are contained in them."""
+    """Micro-units of a line; borrowed, lent and what its owner is charged are contained in them."""
 
     used: int
     idle: int
     borrowed: int = 0
     lent: int = 0
+    charged: int = 0
+
+
+class ServerDay(NamedTuple):
+    """What a declared server's day is split by.
+
+    `rows`: what its workloads cost, with their part of what policies added; `tokens`: as gateways
+    counted them.
+    """
+
+    server: Server
+    rows: Mapping[JobKey, Sequence[int]]
+    counted: tuple[int, int, bool] | None
+    tokens: Mapping[Claimant, Counts]
 
 
 @dataclass
-class ServerDay:
+class ServerSum:
     """What a server cost on a day in one currency; counts on the first currency alone."""
 
     cost: int
@@ -93,7 +108,7 @@ class Answer:
 
     lines: dict[LineKey, Amounts] = field(default_factory=dict)
     tokens: dict[LineKey, Counts] = field(default_factory=dict)
-    servers: dict[tuple[str, int, str], ServerDay] = field(default_factory=dict)
+    servers: dict[tuple[str, int, str], ServerSum] = field(default_factory=dict)
 
     def add(self, key: LineKey, amounts: Amounts, tokens: Counts) -> None:
         """Add to a line; claims and checked tenants of one name are one line."""
@@ -139,6 +154,12 @@ def split_view(now: Facts, known: Facts) -> tuple[Facts, Facts]:
 
 def split_day_of(answer: Answer, rating: Rating, facts: Facts, day: dt.date) -> None:
     """Split a day of all servers."""
+    for one in servers_of(rating, facts, day):
+        split_server(answer, facts, one, day)
+
+
+def servers_of(rating: Rating, facts: Facts, day: dt.date) -> Iterator[ServerDay]:
+    """The servers that are declared for a day; a workload that matches two of them is nobody's."""
     start, end = (midnight(each, facts.zone) for each in (day, day + dt.timedelta(days=1)))
     servers = [server for server in facts.servers if holds(server, day)]
     workloads = [workloads_of(server, rating, facts, start) for server in servers]
@@ -149,14 +170,17 @@ def split_day_of(answer: Answer, rating: Rating, facts: Facts, day: dt.date) -> 
     costs = costs_of_day(rating, start, set().union(*workloads))
     asked = asked_on(facts, servers, start, end)
     for server, jobs in zip(servers, own, strict=True):
-        split_server(
-            answer,
-            facts,
+        yield ServerDay(
             server,
-            day,
-            of_server(costs, jobs),
+            {key: row for key, row in costs.items() if key.job in jobs},
             counted_by(facts, rating, jobs, start, end),
-            asked.get(server.name, {}),
+            {
+                claimant: (given, min(cached, given), output, requests)
+                for claimant, (given, cached, output, requests) in sorted(
+                    asked.get(server.name, {}).items()
+                )
+                if given or cached or output or requests
+            },
         )
 
 
@@ -213,9 +237,7 @@ def costs_of_day(
     return rows
 
 
-def of_server(
-    costs: Mapping[JobKey, Sequence[int]], jobs: set[str]
-) -> dict[str, tuple[int, int, int]]:
+def of_server(costs: Mapping[JobKey, Sequence[int]]) -> dict[str, tuple[int, int, int]]:
     """By currency: what workloads cost, and the time of their accelerators that was not idle, and
     that was.
 
@@ -223,11 +245,10 @@ def of_server(
     """
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     for key, (micro, busy, idle, unknown) in costs.items():
-        if key.job in jobs:
-            entry = found[key.currency]
-            entry[0] += micro
-            entry[1] += busy + unknown
-            entry[2] += idle
+        entry = found[key.currency]
+        entry[0] += micro
+        entry[1] += busy + unknown
+        entry[2] += idle
     whole = [sum(entry[at] for entry in found.values()) for at in (1, 2)]
     # Time without a price costs nothing here.
     found.pop("", None)
@@ -396,29 +417,18 @@ def plus(first: Counts, second: Counts) -> Counts:
     return given, cached, output, requests
 
 
-def split_server(
-    answer: Answer,
-    facts: Facts,
-    server: Server,
-    day: dt.date,
-    costs: Mapping[str, tuple[int, int, int]],
-    counted: tuple[int, int, bool] | None,
-    asked: Mapping[Claimant, Counts],
-) -> None:
+def split_server(answer: Answer, facts: Facts, one: ServerDay, day: dt.date) -> None:
     """Add the lines of a server's day, by currency."""
-    known = {
-        claimant: (given, min(cached, given), output, requests)
-        for claimant, (given, cached, output, requests) in sorted(asked.items())
-        if given or cached or output or requests
-    }
+    server, counted, known = one.server, one.counted, one.tokens
+    costs = of_server(one.rows)
     weighted, is_scaled = compared(known, counted)
     if not costs and not weighted:
         return
     start = midnight(day, facts.zone)
     for number, currency in enumerate(sorted(costs) or [""]):
         cost, *active = costs.get(currency, (0, 0, 0))
-        used, idle = signed(cost, active) if any(active) else (cost, 0)
-        answer.servers[server.name, start, currency] = ServerDay(
+        used, idle = used_and_idle(cost, active)
+        answer.servers[server.name, start, currency] = ServerSum(
             cost,
             used,
             counted[:2] if counted and not number else None,
@@ -431,15 +441,20 @@ def split_server(
             if claimant.tenant == NOBODY and not number:
                 tokens = weighted.get(claimant, NOTHING)
             amounts = parts.get(claimant, Amounts(0, 0))
+            team = team_of(facts, claimant, day, server)
+            if team and server.mode == CHARGED:
+                amounts = amounts._replace(charged=amounts.used + amounts.idle)
             if any(amounts) or any(tokens):
-                key = LineKey(
-                    server.name,
-                    start,
-                    *claimant[:3],
-                    team_of(facts, claimant, day),
-                    currency,
-                )
+                key = LineKey(server.name, start, *claimant[:3], team, currency)
                 answer.add(key, amounts, tokens)
+
+
+def used_and_idle(cost: int, active: Sequence[int]) -> tuple[int, int]:
+    """The cost of time that was not idle, and of time that was; all used where nothing is known."""
+    if not any(active):
+        return cost, 0
+    used, idle = signed(cost, active)
+    return used, idle
 
 
 def compared(
@@ -549,11 +564,13 @@ def booked(name: str) -> str:
     return shown(name[4:] if name.startswith("tag:") and shown(name[4:]) == name else name)
 
 
-def team_of(facts: Facts, claimant: Claimant, day: dt.date) -> str:
-    """The team that pays for a tenant; none for a claim, nobody or a key without a team."""
-    if not claimant.tenant or claimant.trust != AUTHENTICATED:
+def team_of(facts: Facts, claimant: Claimant, day: dt.date, server: Server) -> str:
+    """The team that pays for a tenant; none for nobody or a key without a team, nor for a claim
+    unless its server charges claims.
+    """
+    if not claimant.tenant or claimant.tenant in (NOBODY, IDLE):
         return ""
-    if claimant.tenant in (NOBODY, IDLE):
+    if claimant.trust != AUTHENTICATED and server.claims != CHARGED:
         return ""
     holding = [
         one for one in facts.tenants if booked(one.tenant) == claimant.tenant and holds(one, day)

@@ -160,6 +160,8 @@ class Server(NamedTuple):
     reserved: tuple[tuple[str, str], ...] = ()
     first: dt.date | None = None
     last: dt.date | None = None
+    mode: str = "showback"
+    claims: str = "shown"
 
 
 class Tenant(NamedTuple):

@@ -47,13 +47,6 @@ class Held(NamedTuple):
     currency: str
 
 
-def bill_of(facts: Facts, first: dt.date, last: dt.date) -> tuple[Bill, list[tuple[str, Sighting]]]:
-    """The bill of the days from `first` to before `last`, and the claims that are refused."""
-    rating, refused = rated(facts, first, last)
-    bill = {key: (ns, micro) for key, (ns, micro) in rating.bill.items() if ns or micro}
-    return bill, refused
-
-
 def rated(facts: Facts, first: dt.date, last: dt.date) -> tuple[Rating, list[tuple[str, Sighting]]]:
     """The rating of some days with all that is charged beside time, and the refused claims."""
     rating, places, refused = bill_of_time(facts, first, last)

@@ -50,6 +50,7 @@ class Tenants:
     def __init__(self, maker: Maker, steps: list[Step]) -> None:
         self.maker, self.steps = maker, steps
         self.rng = random.Random(f"tenants of {maker.seed}")
+        self.charged = random.Random(f"charged servers of {maker.seed}")
         self.serving: list[str] = []
 
     def declare(self) -> None:
@@ -124,9 +125,15 @@ class Tenants:
                     idle,
                     self.reserved() if idle == "reservations" else (),
                     *self.days(),
+                    *self.modes(),
                 )
             )
         return tuple(found)
+
+    def modes(self) -> tuple[str, str]:
+        """Mostly charged; some of them claims as well."""
+        mode = "charged" if self.charged.random() < 0.7 else "showback"
+        return mode, "charged" if self.charged.random() < 0.3 else "shown"
 
     def reserved(self) -> tuple[tuple[str, str], ...]:
         """Shares of some tenants, all or a part of a server."""

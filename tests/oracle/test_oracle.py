@@ -18,9 +18,10 @@ import pytest
 
 from fakes.postgres import dsn, fresh_database, postgres
 from gpuledger_collector.services import rating
+from oracle.charged import bill_of
 from oracle.driver import BY, cells_of, differences, opened
 from oracle.model import FOREVER, midnight
-from oracle.money import bill_of, exchanged
+from oracle.money import exchanged
 from oracle.stories import AUGUST, IN_ORDER, STORIES, TEN, seen, world
 from oracle.worlds import make, twin
 
@@ -130,7 +131,7 @@ def test_another_currency_is_the_oracle_s(seed, dsn, tmp_path):
             *("--by", BY, "--format", "json"),
             ends=(0, 1),
         )
-    bill, _ = bill_of(told.facts(), told.first, told.last)
+    bill, _, _ = bill_of(told.facts(), told.first, told.last)
     dated = [(midnight(day, told.zone), Fraction(rate)) for day, rate in rates.items()]
     expected = exchanged(bill, told.zone, dated, lambda key: cells_of(key, has_price=True))
     actual = {}
