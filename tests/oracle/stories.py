@@ -266,6 +266,74 @@ def who_asked_a_shared_server() -> World:
     return world("asked", TEN, *held, *steps, last=dt.date(2024, 8, 4))
 
 
+def charged_for_a_closed_month() -> World:
+    """Two teams pay for a server whose tenants are charged, one of them also for what callers only
+    claim. After the close come counters of the server and other owners of tenants, and after a look
+    at that come tokens: the month stays, and what they change is a correction.
+    """
+    server = Server(
+        "qwen",
+        ("qwen*",),
+        (("job", "s*"),),
+        weights=("1", "0.1", "4"),
+        idle="reservations",
+        reserved=(("vision", "0.333333"), ("nobody-yet", "0.25")),
+        mode="charged",
+    )
+    other = Server("llama", ("llama",), (("job", "k"),), mode="charged", claims="charged")
+    tenants = (Tenant("", "vision", "vision"), Tenant("litellm", "nlp", "bravo"))
+    later = (*tenants, Tenant("", "nobody-yet", "charlie"))
+
+    def asked(name: str, day: int, scale: int) -> Step:
+        rows = tuple(
+            Asked(
+                f"{name}-{at}",
+                Asker("litellm", tenant, model, "", trust),
+                AUGUST + day * DAY + at * HOUR,
+                AUGUST + day * DAY + at * HOUR + 90 * MINUTE,
+                (1_001 * scale, 300 * scale, 77 * at, 1),
+            )
+            for at, (tenant, model, trust) in enumerate(
+                (
+                    ("vision", "qwen3", CHECKED),
+                    ("nlp", "qwen3", CHECKED),
+                    ("", "qwen3", CHECKED),
+                    ("vision", "qwen3", "claim"),
+                    ("vision", "llama", "claim"),
+                    ("nlp", "llama", CHECKED),
+                )
+            )
+        )
+        return "post", rows
+
+    job = Job("slurm", "s1", "", "", "", (("team", "alpha"),))
+    readings = tuple(
+        Reading("n1", job, AUGUST + 30 * DAY + at * 10 * MINUTE, 50 * at, 7 * at)
+        for at in range(145)
+    )
+    held = [
+        seen(AUGUST + day * DAY, hours, team, uuid=f"GPU-{at}", job=name, pool=pool)
+        for day in (30, 31)
+        for at, (name, team, pool, hours) in enumerate(
+            (("s1", "alpha", "train", 24), ("s2", "charlie", "serve", 7), ("k", "bravo", "", 9))
+        )
+    ]
+    return world(
+        "charged",
+        TEN,
+        *held,
+        ("servers", ((server, other), tenants)),
+        asked("early", 30, 3),
+        ("close", "2024-08"),
+        ("readings", readings),
+        ("servers", ((server, other), later)),
+        asked("next", 31, 2),
+        ("look", True),
+        asked("late", 30, 1),
+        last=dt.date(2024, 9, 2),
+    )
+
+
 def true_up_to_a_bill() -> World:
     """16 hours at 10, of which the provider asks 12 each: the 32 more are split by what was held."""
     owners = [("", team, "", "", "", "") for team in ("alpha", "bravo")]
@@ -309,6 +377,7 @@ STORIES: tuple[Callable[[], World], ...] = (
     claim_within_an_hour,
     back_within_an_hour,
     who_asked_a_shared_server,
+    charged_for_a_closed_month,
 )
 """Told in any order they are billed alike."""
 IN_ORDER: tuple[Callable[[], World], ...] = (true_up_to_a_bill, two_sources_of_one_job)

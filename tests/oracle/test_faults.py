@@ -1,5 +1,5 @@
 """Each fault of issue 14, put back into the code, is seen by the oracle: which story shows which;
-and one of shared model servers.
+and some of shared model servers.
 
 Of the first twelve generated worlds, undated attributes and newest tags falsify every one, boards
 without an end nine, pools by claim two (3 and 4); of the first eight, names as they are seven,
@@ -16,13 +16,14 @@ from dataclasses import replace
 import pytest
 
 from fakes.postgres import fresh_database, postgres
-from gpuledger_collector.accounting import placement, reattribution
+from gpuledger_collector.accounting import inference_charges, placement, reattribution
 from gpuledger_collector.accounting.inference_split import compare_tokens
 from gpuledger_collector.config import fields
 from gpuledger_collector.services import commitment_coverage as cover
 from gpuledger_collector.services import inference_costs
 from gpuledger_collector.storage.billing import prices as book
-from gpuledger_collector.storage.ledger import placements, rules
+from gpuledger_collector.storage.ledger import placements, rules, token_usage
+from gpuledger_common.largest_remainder import split
 from oracle import stories
 from oracle.driver import Slipped, differences, opened
 
@@ -114,6 +115,18 @@ def tokens_past_gateways(patch: Patch) -> None:
     patch.setattr(inference_costs, "compare_tokens", lambda asked, _: compare_tokens(asked, None))
 
 
+def late_tokens_left(patch: Patch) -> None:
+    """Tokens mark no day on which a server charges its tenants."""
+    patch.setattr(token_usage, "request_charged_days", lambda *_: None)
+
+
+def payers_alike(patch: Patch) -> None:
+    """Each payer of a server gets back the same, whatever it paid."""
+    patch.setattr(
+        inference_charges, "split", lambda total, weights: split(total, [1] * len(weights))
+    )
+
+
 FAULTS: dict[Callable[[Patch], None], Callable[[], object]] = {
     undated_attributes: stories.share_of_one_millionth,
     pool_by_claim: stories.one_second_in_a_pool,
@@ -126,6 +139,8 @@ FAULTS: dict[Callable[[Patch], None], Callable[[], object]] = {
     slips_taken: stories.slips,
     later_days_left_to_the_next: stories.first_look_after_late_evidence,
     tokens_past_gateways: stories.who_asked_a_shared_server,
+    late_tokens_left: stories.charged_for_a_closed_month,
+    payers_alike: stories.charged_for_a_closed_month,
 }
 
 
