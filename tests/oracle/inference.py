@@ -174,14 +174,20 @@ def servers_of(rating: Rating, facts: Facts, day: dt.date) -> Iterator[ServerDay
             server,
             {key: row for key, row in costs.items() if key.job in jobs},
             counted_by(facts, rating, jobs, start, end),
-            {
-                claimant: (given, min(cached, given), output, requests)
-                for claimant, (given, cached, output, requests) in sorted(
-                    asked.get(server.name, {}).items()
-                )
-                if given or cached or output or requests
-            },
+            bounded(asked.get(server.name, {})),
         )
+
+
+def bounded(asked: Mapping[Claimant, Counts]) -> dict[Claimant, Counts]:
+    """Tokens of those who asked for any.
+
+    Choice: cached tokens without their input, which counters may be short of, are none.
+    """
+    rows = {
+        claimant: (given, min(cached, given), output, requests)
+        for claimant, (given, cached, output, requests) in sorted(asked.items())
+    }
+    return {claimant: tokens for claimant, tokens in rows.items() if any(tokens)}
 
 
 def workloads_of(server: Server, rating: Rating, facts: Facts, day: int) -> set[str]:

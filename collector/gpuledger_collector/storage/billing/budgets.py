@@ -382,8 +382,11 @@ def costs_by_owner(
 
 
 def amount_of_range(connection: Connection, budget: Budget, period: Period) -> int:
-    """Estimate what counts against the budget in a range of time: charges count in proportion to
-    their overlap.
+    """Estimate what counts against the budget in a range up to where the ledger is rated: charges
+    count in proportion to their overlap.
+
+    A charge of a whole day (adjustments, what tenants of shared servers pay) has its amount of
+    the part of the day that is rated.
     """
     where, values = _owner_condition(budget)
     micro, _, counts = _measure_sql(budget.measure)
@@ -392,7 +395,8 @@ def amount_of_range(connection: Connection, budget: Budget, period: Period) -> i
             connection,
             f"""
         SELECT coalesce(round(sum(({micro})::numeric
-            * (least(l.end_ms, %(end)s) - greatest(l.start_ms, %(start)s)) / (l.end_ms - l.start_ms))), 0)
+            * (least(l.end_ms, %(end)s) - greatest(l.start_ms, %(start)s))
+            / (least(l.end_ms, %(end)s) - l.start_ms))), 0)
         FROM charge l LEFT JOIN owner o ON o.id = l.owner_id
         WHERE l.day_ms >= %(first)s AND l.day_ms < %(end)s AND l.start_ms < %(end)s AND l.end_ms > %(start)s
             AND l.end_ms > l.start_ms AND {counts} AND {where}

@@ -1,0 +1,114 @@
+"""Budgets and forecasts of tenants: what an owner is charged for a shared server is spent like any
+other charge.
+"""
+
+import json
+
+import pytest
+
+from fakes.fleet import DAY, HOUR, OCTOBER, Held
+from fakes.shared_server import DECLARED, NLP, VISION, ask
+from gpuledger_collector import wiring
+from gpuledger_collector.notifications import budget_mail
+from gpuledger_collector.services.budget_watch import watch_budgets
+from gpuledger_collector.storage.database import Database
+
+pytestmark = pytest.mark.slow
+
+CHARGED = DECLARED.replace("weights =", 'mode = "charged"\nweights =')
+DAYS = 16
+NOW_MS = OCTOBER + DAYS * DAY + 10 * HOUR
+"""In the middle of a day, when what is rated of it ends."""
+BUDGETS = "".join(
+    f"""
+[[budget]]
+name = "{name}"
+{owner}
+period = "month"
+amount = 2000
+currency = "USD"
+"""
+    for name, owner in (
+        ("platform", 'team = "platform"'),
+        ("vision", 'team = "vision"'),
+        ("chat", 'team = "nlp"\nproject = "chat"'),
+    )
+)
+
+
+@pytest.fixture
+def month(served, monkeypatch):
+    """The server of `served` on more days, each as dear as one of another length."""
+    served.connection.execute("UPDATE capacity SET out_ms = NULL")
+    served.evidence(
+        [
+            Held(number, 1, day * DAY + hour * HOUR, day * DAY + (hour + 1) * HOUR, busy=HOUR)
+            for number in (1, 2)
+            for day in range(1, DAYS + 1)
+            for hour in range(10 - day % 3 if day < DAYS else 10)
+        ]
+    )
+    monkeypatch.setattr(wiring, "read_clock", lambda: NOW_MS)
+    return served
+
+
+def ask_daily(fleet, asker, given, hours=(1,)):
+    """The same every day."""
+    ask(
+        fleet, *((asker, 24 * day + hour, given, 0, 0) for day in range(DAYS + 1) for hour in hours)
+    )
+
+
+def budgets(run):
+    """The standings by budget, without what names it."""
+    code, out, err = run("budgets", "--format", "json")
+    assert code == 0, (out, err)
+    return {
+        row.pop("budget"): {name: value for name, value in row.items() if name != "owner"}
+        for row in json.loads(out)["budgets"]
+    }
+
+
+def forecasts(run):
+    """Spent and expected at the end of the month by team."""
+    code, out, err = run("forecast", "spend", "--by", "team", "--format", "json")
+    assert code == 0, (out, err)
+    return {row.pop("team"): row for row in json.loads(out)}
+
+
+def test_a_tenant_that_asks_for_all_stands_where_the_platform_stood(month, run, apply):
+    """Its budget, pace and forecast are those that the platform has while it is only shown."""
+    ask_daily(month, VISION, 300)
+    assert apply(DECLARED + BUDGETS)[0] == 0
+    shown, shown_ahead = budgets(run), forecasts(run)
+    assert apply(CHARGED + BUDGETS)[0] == 0
+    charged, charged_ahead = budgets(run), forecasts(run)
+    assert shown["platform"]["forecast"] is not None
+    assert charged["vision"] == shown["platform"]
+    assert charged["platform"] == shown["vision"]
+    assert charged_ahead["vision"] == shown_ahead["platform"]
+    assert charged_ahead["platform"]["forecast"] == "0.00"
+
+
+def test_a_budget_of_a_tenants_project_is_met_by_what_it_is_charged(month, run, apply, dsn):
+    """Of 1,116 USD chat asked for a quarter and vision for the rest. Thresholds fire by that, as the
+    forecast goes; the platform's own budget has nothing left to fire for.
+    """
+    ask_daily(month, VISION, 300)
+    ask_daily(month, NLP, 100)
+    rules = 'currency = "USD"\nactual = [10, 40]\nforecast = [20]\npace = 150\n'
+    mails = 'recipients = ["lead@example.com"]\n'
+    fired = BUDGETS.replace('currency = "USD"\n', rules + mails)
+    assert apply(CHARGED + fired)[0] == 0
+    spent = {name: row["spent"] for name, row in budgets(run).items()}
+    assert spent == {"platform": "0.00", "vision": "837.00", "chat": "279.00"}
+    bill = forecasts(run)
+    assert (bill["vision"]["spent"], bill["nlp"]["spent"]) == ("837.00", "279.00")
+    assert float(bill["nlp"]["forecast"]) > 279
+    for days_ago in (2, 1, 0):
+        watch_budgets(Database(dsn), NOW_MS - days_ago * DAY, budget_mail.write)
+    assert {name: row["alerts"] for name, row in budgets(run).items()} == {
+        "platform": [],
+        "vision": ["actual 10 % firing", "actual 40 % firing", "pace 150 % firing"],
+        "chat": ["actual 10 % firing", "forecast 20 % firing"],
+    }
