@@ -4,6 +4,10 @@ import pytest
 from bench import inference
 from bench._rating_owners import Step
 
+from fakes.postgres import fresh_database, postgres
+from gpuledger_collector.accounting.inference_split import CHARGED
+
+__all__ = ["postgres"]
 pytestmark = pytest.mark.slow
 
 
@@ -19,6 +23,22 @@ def test_a_small_month_adds_up(dsn, tmp_path):
     assert inference.charge(dsn, sizes.period) == bill
     sides = {inference.WITHOUT: dsn, inference.TENANTS: dsn}
     assert inference.check_amounts(sides, sizes.period) == {inference.TENANTS: 20 * 3 + 4}
+
+
+def test_a_small_month_is_charged_what_tenants_are_shown(postgres, tmp_path):
+    """Beside a month without tenants; a bill on which nothing moved is refused."""
+    options = ["--gpus=40", "--servers=4", "--tenants=20", "--dense-models=0", "--days=1"]
+    sizes = inference.read_sizes(inference.read_options(options))
+    with fresh_database(postgres) as without, fresh_database(postgres) as charged:
+        for dsn in (without, charged):
+            inference.furnish(dsn, sizes)
+        inference.ask(charged, sizes, sizes.models, sizes.hours)
+        inference.declare(charged, tmp_path, sizes, CHARGED)
+        sides = {inference.WITHOUT: without, inference.CHARGED: charged}
+        with pytest.raises(SystemExit, match="charged: the bill is not what tenants are charged"):
+            inference.check_amounts(sides, sizes.period)
+        inference.rate(charged, sizes.period)
+        assert inference.check_amounts(sides, sizes.period) == {inference.CHARGED: 20 * 3 + 4}
 
 
 def test_a_fleet_without_room_for_its_servers_is_refused():
