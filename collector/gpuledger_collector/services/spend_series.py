@@ -202,7 +202,8 @@ def _cells(frame: _Frame, names: Sequence[str] | None) -> list[SpendCell]:
         # Who paid most of a day need not have paid most of each of its hours.
         days = spend.spend_by_bucket(*asked, frame.days, None, frame.owner)
     # Hours of usage are nobody's to read but the collector's: they only say how its days are spread.
-    hours = spend.spend_by_hour(*asked, frame.days, frame.buckets, frame.owner)
+    rated_ms = frame.period.start_ms if frame.rated_ms is None else frame.rated_ms
+    hours = spend.spend_by_hour(*asked, frame.days, frame.buckets, frame.owner, rated_ms)
     weights: dict[tuple[str, ...], dict[int, int]] = {}
     for cell in hours:
         weights.setdefault(weight_key(cell), {})[cell.bucket] = cell.cost_micro

@@ -1,4 +1,4 @@
-"""Budgets and forecasts of tenants: what an owner is charged for a shared server is spent like any
+"""Budgets, forecasts and hours of tenants: what an owner is charged for a shared server is spent like any
 other charge.
 """
 
@@ -9,8 +9,10 @@ import pytest
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from fakes.shared_server import DECLARED, NLP, VISION, ask
 from gpuledger_collector import wiring
+from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.notifications import budget_mail
 from gpuledger_collector.services.budget_watch import watch_budgets
+from gpuledger_collector.services.spend_series import list_spend
 from gpuledger_collector.storage.database import Database
 
 pytestmark = pytest.mark.slow
@@ -112,3 +114,14 @@ def test_a_budget_of_a_tenants_project_is_met_by_what_it_is_charged(month, run, 
         "vision": ["actual 10 % firing", "actual 40 % firing", "pace 150 % firing"],
         "chat": ["actual 10 % firing", "forecast 20 % firing"],
     }
+
+
+def test_hours_of_today_that_are_to_come_cost_a_tenant_nothing(month, run, apply):
+    """What is charged of a day lies in the hours that are rated."""
+    ask_daily(month, VISION, 300)
+    assert apply(CHARGED)[0] == 0
+    forecasts(run)
+    today = Period(NOW_MS - 10 * HOUR, NOW_MS + 14 * HOUR)
+    amounts = list_spend(month.connection, today, "team", NOW_MS, {"team": "vision"})
+    by_hour = {amount.bucket.start_ms: amount.cost.micro for amount in amounts}
+    assert by_hour == {NOW_MS - hours * HOUR: 7_200_000 for hours in range(1, 11)}

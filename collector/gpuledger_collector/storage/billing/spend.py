@@ -61,11 +61,12 @@ _HOURS = """
             generate_series(u.hour_ms, e.end_ms - 1, 900000) AS quarter_ms
         GROUP BY 1, 2, 3, 4
     ), charged AS MATERIALIZED (
-        SELECT row_number() OVER () AS line, {key} AS key, l.state, l.currency, l.start_ms, l.end_ms,
-            l.accelerator_id, coalesce(l.workload_id, 0) AS workload, abs(l.cost_micro) AS micro
+        SELECT row_number() OVER () AS line, {key} AS key, l.state, l.currency, l.start_ms,
+            least(l.end_ms, %(until)s) AS end_ms, l.accelerator_id,
+            coalesce(l.workload_id, 0) AS workload, abs(l.cost_micro) AS micro
         FROM charge l LEFT JOIN owner o ON o.id = l.owner_id
-        WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.end_ms > l.start_ms
-            AND l.currency IS NOT NULL AND l.cost_micro IS NOT NULL{own}
+        WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s
+            AND least(l.end_ms, %(until)s) > l.start_ms AND l.currency IS NOT NULL AND l.cost_micro IS NOT NULL{own}
     ), part AS (
         SELECT c.line, c.key, c.state, c.currency, c.micro, b.number,
             least(c.end_ms, b.end_ms) - greatest(c.start_ms, b.start_ms) AS there_ms,
@@ -121,17 +122,18 @@ def spend_by_hour(
     days: Sequence[Period],
     hours: Sequence[Period],
     owner: Mapping[str, str] | None,
+    rated_ms: int,
 ) -> list[SpendCell]:
     """Weigh the hours of adjoining days by what was charged in each: a charge by the GPU-time that
-    it is for, or as if it were spread evenly from its start to its end where it is for none; a
-    correction belongs to the hour in which it was found.
+    it is for, or as if it were spread evenly from its start to its end where it is for none, and
+    no further than the days are rated; a correction belongs to the hour in which it was found.
 
     The weights of a day add up to about what it cost; only their proportion means something.
     """
     own, values = _own(owner)
     lines = _HOURS.format(key=_KEYS[by], amends=AMENDS, own=own)
     midnights = {"midnights": [*(day.start_ms for day in days), days[-1].end_ms]}
-    return _read_cells(connection, lines, hours, None, {**values, **midnights})
+    return _read_cells(connection, lines, hours, None, {**values, **midnights, "until": rated_ms})
 
 
 def _own(owner: Mapping[str, str] | None) -> tuple[str, dict[str, str]]:
