@@ -153,30 +153,42 @@ def number_shares(connection: Connection, charges: Sequence[Charge]) -> Sequence
     """Charges with the numbers of the shares of servers that they are about; new shares are added,
     which `connection` had better commit at once.
     """
-    shares = sorted({charge.inference for charge in charges if charge.inference is not None})
+    shares = {charge.inference for charge in charges if charge.inference is not None}
     if not shares:
         return charges
-    columns = [list(column) for column in zip(*map(_share_cells, shares), strict=True)]
+    numbers = _find_numbers(connection, shares)
     # In order, so that processes that add the same shares do not wait for each other.
-    connection.execute(
-        f"INSERT INTO inference_share ({_SHARE}) SELECT * FROM unnest({_TEXTS}) ON CONFLICT DO"
-        " NOTHING",
-        columns,
-    )
-    numbers = {
-        share: share
-        for share in select_as(
-            connection,
-            InferenceShare,
-            f"SELECT id, {_SHARE} FROM inference_share JOIN unnest({_TEXTS}) AS s ({_SHARE}) USING"
-            f" ({_SHARE})",
-            columns,
+    if new := sorted(shares - numbers.keys()):
+        connection.execute(
+            f"INSERT INTO inference_share ({_SHARE}) SELECT * FROM unnest({_TEXTS}) ON CONFLICT DO"
+            " NOTHING",
+            [list(column) for column in zip(*map(_share_cells, new), strict=True)],
         )
-    }
+        numbers |= _find_numbers(connection, new)
     return [
         charge if charge.inference is None else replace(charge, inference=numbers[charge.inference])
         for charge in charges
     ]
+
+
+def _find_numbers(
+    connection: Connection, shares: Iterable[InferenceShare]
+) -> dict[InferenceShare, InferenceShare]:
+    """The shares of the same servers and weights that are stored, by themselves, with numbers.
+
+    A server has thousands of tenants, so that its rows are read and not asked for one by one.
+    """
+    servers = sorted({(share.server, share.weights) for share in shares})
+    return {
+        share: share
+        for share in select_as(
+            connection,
+            InferenceShare,
+            f"SELECT id, {_SHARE} FROM inference_share WHERE (server, weights) IN (SELECT * FROM"
+            " unnest(%s::text[], %s::text[]))",
+            [list(column) for column in zip(*servers, strict=True)],
+        )
+    }
 
 
 def read_shares(connection: Connection, ids: Sequence[int]) -> dict[int, InferenceShare]:
