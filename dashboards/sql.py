@@ -399,6 +399,17 @@ this proportion.
 """
 
 
+SLOW_CHANGES = """(
+    SELECT accelerator_id, metric, at_ms, value FROM gpu_state
+    UNION ALL
+    SELECT p.accelerator_id, p.metric, p.hour_ms + c.offset_ms, c.value
+    FROM gpu_state_hour p, unnest(p.offset_ms, p.value) AS c (offset_ms, value)
+    WHERE NOT EXISTS (SELECT FROM gpu_state s WHERE s.accelerator_id = p.accelerator_id
+        AND s.metric = p.metric AND s.at_ms = p.hour_ms + c.offset_ms))"""
+"""All changes of slow metrics, packed or not; for the latest values alone read gpu_state.
+
+One that was written again after it was packed counts as it was written last.
+"""
 FATAL = ("gpu_xid_errors_total", "gpu_ecc_uncorrected_volatile_total")
 """Counters whose every step is worth a mark on the charts."""
 
@@ -410,7 +421,7 @@ def errors(chosen_ones: str) -> tuple[Json, ...]:
         SELECT s.at_ms AS "time", {LANE} || ': ' || CASE s.metric WHEN 'gpu_xid_errors_total' THEN 'Xid error'
             ELSE 'uncorrected ECC error' END || ', ' || s.value || ' since the driver started' AS text,
             CASE s.metric WHEN 'gpu_xid_errors_total' THEN 'Xid' ELSE 'ECC' END AS tags
-        FROM ({ACCELERATORS}) a JOIN gpu_state s ON s.accelerator_id = a.id
+        FROM ({ACCELERATORS}) a JOIN {SLOW_CHANGES} s ON s.accelerator_id = a.id
         WHERE {chosen_ones} AND s.metric IN ({listed}) AND s.value > 0 AND {in_range("s.at_ms")}
         ORDER BY 1 LIMIT 200
     """

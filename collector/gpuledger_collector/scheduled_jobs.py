@@ -34,6 +34,7 @@ from gpuledger_collector.services.upkeep import (
     expire,
     merge_partitions,
     pack_samples,
+    pack_slow_metrics,
     roll_up_node_utilization,
     roll_up_series,
 )
@@ -257,6 +258,13 @@ def _upkeep_jobs(c: _Context) -> list[Job]:
             lambda: pack_samples(
                 database, archive_retention(settings), c.now_ms, stopping=c.stopping
             ),
+            apart=True,
+        ),
+        Job(
+            "pack_slow_metrics",
+            HOUR_SECONDS,
+            lambda: pack_slow_metrics(database, c.now_ms, c.stopping),
+            "changes of slow metrics packed",
             apart=True,
         ),
         Job(

@@ -28,7 +28,7 @@ from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
 from gpuledger_collector.services.upkeep import RetentionDays, expire, roll_up_node_utilization
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.telemetry import retention
+from gpuledger_collector.storage.telemetry import retention, slow_metrics
 from gpuledger_common.instants import to_ms
 
 TODAY = dt.datetime.now(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -290,7 +290,7 @@ def retire(played: Played) -> str:
     minutes = retention.expire_minutes(database, later_ms - 30 * DAY_MS, lambda: False)
     # Of slow metrics the number of rows depends on the order in which batches arrive: an older
     # reading is kept as well.
-    assert retention.expire_states(database, later_ms - 14 * DAY_MS, lambda: False) > 0
+    assert slow_metrics.expire(database, later_ms - 14 * DAY_MS, lambda: False) > 0
     expired = expire(database, RetentionDays(0, 0, 0, 60, 60), later_ms)
     return f"{packed}{minutes} minutes {expired}"
 

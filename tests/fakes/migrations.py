@@ -20,6 +20,7 @@ BIG = {
     "gpu_minute",
     "gpu_sample",
     "gpu_state",
+    "gpu_state_hour",
     "imported_usage",
     "ingest_batch",
     "ledger_day",

@@ -24,6 +24,7 @@ APART = [
     "expire",
     "merge_partitions",
     "pack_samples",
+    "pack_slow_metrics",
     "prove_months",
     "roll_up_node_utilization",
     "roll_up_series",

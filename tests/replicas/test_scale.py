@@ -8,6 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from gpuledger_collector.services.upkeep import SLOW_METRICS_WAIT_MS
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.telemetry import partitions
 
@@ -55,6 +56,7 @@ def test_the_figures_are_those_that_were_measured():
         202,
         204,
         227,
+        17,
         28,
         3,
     ]
@@ -73,6 +75,7 @@ def test_the_table_follows_from_them():
         usage,
         usage_interval,
         change,
+        packed_change,
         readings,
         moved,
     ) = bold()
@@ -82,6 +85,8 @@ def test_the_table_follows_from_them():
         keep.keep_minute_days,
         keep.keep_state_days,
     )
+    # An hour, what it waits for late ones, and an hour until the next run.
+    waiting_hours = 2 + SLOW_METRICS_WAIT_MS / 3_600_000
     wanted = {
         "GPU-samples a second": (lambda n: n / EVERY_S, 0),
         "posts a second": (lambda n: n / PER_NODE / PUSH_S, 1),
@@ -97,9 +102,13 @@ def test_the_table_follows_from_them():
             lambda n: n * 1_440 * minute * minute_days / 1e9,
             1,
         ),
-        "changes of slow metrics, GB a day": (lambda n: n * 1_440 * moved * change / 1e9, 1),
+        "changes of slow metrics, GB until packed": (
+            lambda n: n * 60 * waiting_hours * moved * change / 1e9,
+            1,
+        ),
+        "changes of slow metrics, GB a day": (lambda n: n * 1_440 * moved * packed_change / 1e9, 2),
         f"changes of slow metrics, GB for the {state_days} days that they are kept": (
-            lambda n: n * 1_440 * moved * change * state_days / 1e9,
+            lambda n: n * 1_440 * moved * packed_change * state_days / 1e9,
             1,
         ),
         "usage intervals, GB a day": (lambda n: n * 1_440 * usage_interval / 1e9, 1),
@@ -168,10 +177,24 @@ def test_the_most_fast_readings_of_a_sample_are_as_many(dsn):
             ),
             227,
         ),
+        (
+            "gpu_state_hour",
+            (
+                "INSERT INTO gpu_state_hour SELECT a, metric, at / 3600000 * 3600000, array_agg((at"
+                " % 3600000)::integer), array_agg(random()) FROM"
+                " generate_series(1790812800000, 1790812800000 + 999 * 60000, 60000) at,"
+                " generate_series(1, 50) a, unnest(ARRAY['gpu_temperature_margin_celsius',"
+                " 'gpu_throttle_power_seconds_total', 'gpu_throttle_base_clocks_seconds_total',"
+                " 'gpu_throttle_low_utilization_seconds_total']) metric GROUP BY 1, 2, 3 ORDER BY 3, 1"
+            ),
+            17,
+        ),
     ],
 )
 def test_bytes_of_a_row(dsn, table_name, insert, said):
-    """20,000 rows with every column filled, table and indexes, to 5 %."""
+    """20,000 rows with every column filled, or ten times as many packed changes, table and indexes,
+    to 5 %.
+    """
     with psycopg.connect(dsn, autocommit=True) as connection:
         names = [
             row[0]
@@ -187,9 +210,9 @@ def test_bytes_of_a_row(dsn, table_name, insert, said):
         connection.execute(insert.format(columns=", ".join(names), values=values).encode())
         connection.execute("VACUUM")
         row = connection.execute(
-            "SELECT sum(pg_total_relation_size(relid)) / 20000.0 FROM (SELECT %(name)s::regclass AS"
+            "SELECT sum(pg_total_relation_size(relid)) / %(rows)s FROM (SELECT %(name)s::regclass AS"
             " relid UNION SELECT relid FROM pg_partition_tree(%(name)s)) AS part",
-            {"name": table_name},
+            {"name": table_name, "rows": 200_000 if table_name == "gpu_state_hour" else 20_000},
         ).fetchone()
     assert row is not None
     assert float(row[0]) == pytest.approx(said, rel=0.05)

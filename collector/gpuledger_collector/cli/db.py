@@ -18,7 +18,7 @@ from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.services import database_upkeep as upkeep
 from gpuledger_collector.services.database_upkeep import Partition, SchemaStatus
-from gpuledger_collector.services.upkeep import days_to_pack, pack_samples
+from gpuledger_collector.services.upkeep import days_to_pack, pack_samples, pack_slow_metrics
 from gpuledger_collector.settings import read_secret
 from gpuledger_collector.wiring import archive_retention
 from gpuledger_common.plurals import plural
@@ -170,7 +170,8 @@ def pack(
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Pack old samples and remove what is older than the settings keep, as the daily job does.
+    """Pack old samples and slow metrics, and remove what is older than the settings keep, as the
+    jobs do.
 
     Ends with 1 when a day could not be locked: the next run takes it.
     """
@@ -184,6 +185,7 @@ def pack(
             return
         with bar("packing") as on_day:
             result = pack_samples(session.database, retention, session.now_ms, on_day)
+        changes = pack_slow_metrics(session.database, session.now_ms)
     for day in result.packed:
         print(
             f"packed {format_date(day.day_ms)}: {plural(day.rows, 'sample')} of"
@@ -191,6 +193,7 @@ def pack(
             f" {day.archive_bytes}"
         )
     print(result)
+    print(f"{plural(changes, 'change')} of slow metrics packed")
     if result.busy:
         raise typer.Exit(FINDINGS)
 

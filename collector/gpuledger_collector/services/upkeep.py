@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpuledger_collector.accounting.period import DAY_MS, day_of
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, day_of
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import unused_names, zones
 from gpuledger_collector.storage.locks import Lock
@@ -22,11 +22,14 @@ from gpuledger_collector.storage.telemetry import (
     partitions,
     retention,
     series,
+    slow_metrics,
 )
 from gpuledger_collector.storage.telemetry.archive import PackedDay
 from gpuledger_common.plurals import plural
 
 DAYS_AHEAD = 3
+SLOW_METRICS_WAIT_MS = 900_000
+"""How long after its end an hour of slow metrics waits for late ones: agents push every minute."""
 
 
 def create_partitions(database: Database, now_ms: int, ahead: int = DAYS_AHEAD) -> int:
@@ -162,7 +165,7 @@ def expire(
             database, min(bound(keep.minutes), *needed, today_ms), stopping
         )
     if keep.states:
-        states = retention.expire_states(database, bound(keep.states), stopping)
+        states = slow_metrics.expire(database, bound(keep.states), stopping)
     if keep.findings:
         findings = retention.expire_findings(database, bound(keep.findings), stopping)
     if keep.names:
@@ -253,3 +256,13 @@ def pack_samples(
             database, now_ms - retention.keep_batches_days * DAY_MS, stopping
         )
     return PackingReport(tuple(packed), blobs, tuple(expired_days), tuple(busy), batches)
+
+
+def pack_slow_metrics(
+    database: Database, now_ms: int, stopping: Callable[[], bool] = lambda: False
+) -> int:
+    """Pack changes of slow metrics of hours that are over, however many wait; return how many were
+    packed.
+    """
+    before_ms = (now_ms - SLOW_METRICS_WAIT_MS) // HOUR_MS * HOUR_MS
+    return slow_metrics.pack(database, before_ms, stopping)

@@ -20,6 +20,7 @@ DISTRIBUTED = (
     "gpu_minute",
     "usage_hour",
     "gpu_state",
+    "gpu_state_hour",
     "gpu_latest",
     "sample_archive",
 )

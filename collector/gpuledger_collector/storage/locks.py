@@ -53,6 +53,7 @@ class Lock(enum.StrEnum):
     PACKING = "lock_packing"
     BUDGETS = "lock_budgets"
     TOKENS = "lock_tokens"
+    STATES = "lock_states"
 
 
 ABOUT = "Held by the session that does this alone; has no rows."

@@ -103,6 +103,7 @@ NOT_DERIVED = {
             "bill_line",
             "gpu_sample",
             "gpu_state",
+            "gpu_state_hour",
             "gpu_latest",
             "sample_archive",
             "scrape",

@@ -43,6 +43,7 @@ READABLE = (
     "gpu_latest",
     "gpu_minute",
     "gpu_state",
+    "gpu_state_hour",
     "imported_usage",
     "inference_day",
     "ingest_batch",

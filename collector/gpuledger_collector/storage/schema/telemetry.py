@@ -61,11 +61,22 @@ table(
 
 table(
     "gpu_state",
-    "Slow metrics, one row per change.",
+    "Slow metrics, one row per change, until they are packed; the last of each stays.",
     *keys(BIG, "accelerator_id"),
     *keys(TEXT, "metric"),
     *keys(BIG, "at_ms"),
     *optional(sa.Double, "value"),
+)
+
+table(
+    "gpu_state_hour",
+    "Packed changes of a slow metric within an hour; late ones stay in gpu_state until the next"
+    " packing.",
+    *keys(BIG, "accelerator_id"),
+    *keys(TEXT, "metric"),
+    *keys(BIG, "hour_ms"),
+    column("offset_ms", pg.ARRAY(sa.Integer), "of each change, from the start of the hour"),
+    column("value", pg.ARRAY(sa.Double), "after each change"),
 )
 
 table(

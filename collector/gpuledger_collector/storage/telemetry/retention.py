@@ -1,4 +1,4 @@
-"""Retention of minutes, slow metrics and findings: what is too much to keep for ever and too
+"""Retention of minutes and findings: what is too much to keep for ever and too
 fine to need.
 
 Each accelerator is a statement and a transaction of its own: one key range, which Citus finds on
@@ -8,7 +8,7 @@ one worker, and which blocks nobody. Postgres uses the space again; the files do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.storage import locks
@@ -21,14 +21,6 @@ FINDINGS = 10_000
 KEEP_MS = 400 * DAY_MS
 """How long refused batches and scored forecasts stay."""
 _MINUTES = "DELETE FROM gpu_minute WHERE accelerator_id = %(id)s AND minute_ms < %(before)s"
-# The last change before the bound still holds after it, so only earlier ones are deleted.
-_STATES = """
-DELETE FROM gpu_state s USING (
-    SELECT accelerator_id, metric, max(at_ms) AS holds_ms FROM gpu_state
-    WHERE accelerator_id = %(id)s AND at_ms < %(before)s GROUP BY accelerator_id, metric
-) k WHERE s.accelerator_id = %(id)s AND s.accelerator_id = k.accelerator_id AND s.metric = k.metric
-    AND s.at_ms < k.holds_ms
-"""
 # An array of ids with a limit: DELETE has no LIMIT of its own.
 _FINDINGS = """
 DELETE FROM finding WHERE id = ANY(ARRAY(
@@ -54,14 +46,15 @@ def expire_minutes(database: Database, before_ms: int, stopping: Callable[[], bo
             " RETURNING before_ms",
             (before_ms,),
         )
-    return sum(_by_accelerator(database, _MINUTES, bound_ms, stopping))
-
-
-def expire_states(database: Database, before_ms: int, stopping: Callable[[], bool]) -> int:
-    """Delete changes of slow metrics before an instant except the last of each, which still holds;
-    return how many.
-    """
-    return sum(_by_accelerator(database, _STATES, before_ms, stopping))
+    deleted = 0
+    with database.connect() as connection:
+        for accelerator_id in select_values(connection, "SELECT id FROM accelerator ORDER BY id"):
+            if stopping():
+                break
+            deleted += connection.execute(
+                _MINUTES, {"id": accelerator_id, "before": bound_ms}
+            ).rowcount
+    return deleted
 
 
 def expire_findings(database: Database, before_ms: int, stopping: Callable[[], bool]) -> int:
@@ -74,18 +67,6 @@ def expire_findings(database: Database, before_ms: int, stopping: Callable[[], b
             if count < FINDINGS:
                 break
     return deleted
-
-
-def _by_accelerator(
-    database: Database, statement: str, before_ms: int, stopping: Callable[[], bool]
-) -> Iterator[int]:
-    with database.connect() as connection:
-        for accelerator_id in select_values(connection, "SELECT id FROM accelerator ORDER BY id"):
-            if stopping():
-                return
-            yield connection.execute(
-                statement.encode(), {"id": accelerator_id, "before": before_ms}
-            ).rowcount
 
 
 def expire_records(connection: Connection, now_ms: int) -> None:
