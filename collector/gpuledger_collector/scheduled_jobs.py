@@ -21,6 +21,7 @@ from gpuledger_collector.services.capacity_plan import store_capacity_plans
 from gpuledger_collector.services.finding_notifications import notify_findings
 from gpuledger_collector.services.forecasts import store_forecasts
 from gpuledger_collector.services.hourly_usage import fold_usage
+from gpuledger_collector.services.idle_context import IdleContext
 from gpuledger_collector.services.idle_search import find_idle
 from gpuledger_collector.services.inference_days import store_inference_days
 from gpuledger_collector.services.month_proof import compare_seals, prove_months
@@ -151,6 +152,7 @@ def _insight_jobs(c: _Context) -> list[Job]:
     """Budgets, findings, recommendations and scaling, and the messages about them."""
     settings, database = c.settings, c.database
     spending = SpendingWatch(database)
+    idle_context = IdleContext()
     writers = notification_writers(settings)
     write_budget_mail = partial(
         budget_mail.write, links=ack_links(settings), pages=page_links(settings)
@@ -165,7 +167,7 @@ def _insight_jobs(c: _Context) -> list[Job]:
         Job(
             "find_idle",
             settings.idle_seconds,
-            lambda: find_idle(database, c.now_ms),
+            lambda: find_idle(database, c.now_ms, idle_context),
             "idle findings opened or updated",
         ),
         Job(

@@ -30,6 +30,12 @@ from gpuledger_collector.insight.idle.minute_grid import (
 )
 from gpuledger_collector.insight.idle.minutes import NOBODY, Minutes
 from gpuledger_collector.insight.idle.states import IDLE_RULES, classify
+from gpuledger_collector.services.idle_context import (
+    Evidence,
+    IdleContext,
+    kept_until,
+    read_evidence,
+)
 from gpuledger_collector.services.rating import Owners
 from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.database import Database
@@ -50,8 +56,10 @@ SILENT_MS = DAY_MS
 """Nothing is classified later than this after the last minute of the whole fleet."""
 
 
-def find_idle(database: Database, now_ms: int) -> int:
+def find_idle(database: Database, now_ms: int, context: IdleContext | None = None) -> int:
     """Classify every minute since the last run; return how many findings were opened or updated.
+
+    `context` keeps what was read of past hours from one run to the next of the same process.
 
     Late evidence (a node was cut off for hours or days) makes the detector go back to its first
     hour, but no further than minutes are kept: a finding whose start is older than them stays as it
@@ -60,10 +68,10 @@ def find_idle(database: Database, now_ms: int) -> int:
     if database.standby:
         return 0
     count = _search_again(database)
-    further = _search_further(database, now_ms, is_first=True)
+    further = _search_further(database, now_ms, context, is_first=True)
     while further is not None:
         count += further
-        further = _search_further(database, now_ms, is_first=False)
+        further = _search_further(database, now_ms, context, is_first=False)
     return count
 
 
@@ -103,7 +111,9 @@ def _search_again(database: Database) -> int:
     return count
 
 
-def _search_further(database: Database, now_ms: int, *, is_first: bool) -> int | None:
+def _search_further(
+    database: Database, now_ms: int, context: IdleContext | None, *, is_first: bool
+) -> int | None:
     """Search the next window; return how many findings were opened or updated, None at the end.
 
     The first one of a run begins before the end of the last run, whose last hour may have grown.
@@ -125,7 +135,9 @@ def _search_further(database: Database, now_ms: int, *, is_first: bool) -> int |
         end_ms = _window_end(connection, start_ms, until_ms)
         # Findings and progress in one transaction: an interrupted window is searched again from
         # its start.
-        count = _Window(connection, start_ms, end_ms, first_ms).search()
+        # Windows of a search that catches up are read once.
+        own_context = context if end_ms == until_ms else None
+        count = _Window(connection, start_ms, end_ms, first_ms, context=own_context).search()
         findings.set_progress(connection, KIND, end_ms)
         return count
 
@@ -141,6 +153,10 @@ def _list_searched(connection: Connection, period: Period) -> list[int]:
 
 def _place(accelerator: PlacedAccelerator) -> tuple[str, str, str]:
     return accelerator.pool, accelerator.node, accelerator.uuid
+
+
+def _ids(accelerators: Sequence[PlacedAccelerator]) -> tuple[int, ...]:
+    return tuple(accelerator.accelerator_id for accelerator in accelerators)
 
 
 def _window_end(connection: Connection, start_ms: int, until_ms: int) -> int:
@@ -164,8 +180,9 @@ class _Window:
         end_ms: int,
         first_ms: int,
         only: frozenset[int] | None = None,
+        context: IdleContext | None = None,
     ) -> None:
-        self._connection, self._only = connection, only
+        self._connection, self._only, self._context = connection, only, context
         self._start_ms, self._end_ms = start_ms, end_ms
         self._from_ms = start_ms - CONTEXT_MS
         # A fleet that is younger than the context has none of it to look at before its first
@@ -201,9 +218,15 @@ class _Window:
             ),
             key=_place,
         )
+        groups = [
+            accelerators[begin : begin + ACCELERATORS_AT_ONCE]
+            for begin in range(0, len(accelerators), ACCELERATORS_AT_ONCE)
+        ]
+        if self._context is not None:
+            self._context.begin_window(self._connection, [_ids(group) for group in groups])
         current: list[Finding] = []
-        for begin in range(0, len(accelerators), ACCELERATORS_AT_ONCE):
-            current += self._search_some(accelerators[begin : begin + ACCELERATORS_AT_ONCE], known)
+        for group in groups:
+            current += self._search_some(group, known)
         keys = {finding.key for finding in current}
         # Findings that this window opened in an earlier run and no longer sees never were; older
         # ones have ended.
@@ -222,16 +245,13 @@ class _Window:
     def _search_some(
         self, accelerators: Sequence[PlacedAccelerator], known: Sequence[Finding]
     ) -> list[Finding]:
-        ids = [accelerator.accelerator_id for accelerator in accelerators]
-        intervals = minute_rollup.state_intervals(
-            self._connection, self._from_ms, self._end_ms, ids
-        )
-        holders = np.unique(intervals["workload_id"]).tolist()
+        evidence = self._read_evidence(_ids(accelerators))
+        holders = np.unique(evidence.intervals["workload_id"]).tolist()
         facts = workloads.facts(self._connection, holders)
-        table = minute_rollup.read(self._connection, self._from_ms, self._end_ms, ids)
         period = Period(self._from_ms, self._end_ms)
         minutes = self._with_past_use(
-            accelerators, lay_out_minutes(accelerators, period, table, intervals, facts)
+            accelerators,
+            lay_out_minutes(accelerators, period, evidence.minutes, evidence.intervals, facts),
         )
         owners = Owners(rules.current(self._connection), facts)
         by_place: dict[tuple[int, str], list[Finding]] = {}
@@ -252,6 +272,13 @@ class _Window:
                     self._finding(accelerator, episode, minutes, facts, owners, continued)
                 )
         return current
+
+    def _read_evidence(self, ids: tuple[int, ...]) -> Evidence:
+        if self._context is None:
+            return read_evidence(self._connection, self._from_ms, self._end_ms, ids)
+        return self._context.read(
+            self._connection, self._from_ms, self._end_ms, ids, kept_until(self._start_ms)
+        )
 
     def _at_ms(self, column: int) -> int:
         return self._from_ms + column * MINUTE_MS

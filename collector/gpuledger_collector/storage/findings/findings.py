@@ -87,6 +87,10 @@ def _again(kind: str) -> str:
     return f"{kind}_again"
 
 
+def _changes(kind: str) -> str:
+    return f"{kind}_changes"
+
+
 def late_evidence(connection: Connection, kind: str) -> int | None:
     """Start of the first hour that got evidence after the detector of this kind had passed it, and
     that it has not searched again yet (unix ms).
@@ -123,6 +127,19 @@ def note_late_evidence(connection: Connection, kind: str, hour_ms: int) -> None:
         " SET until_ms = excluded.until_ms WHERE old.until_ms > excluded.until_ms",
         (_late(kind), hour_ms, kind, hour_ms + HOUR_MS),
     )
+    connection.execute(
+        "INSERT INTO finding_progress AS old (kind, until_ms) SELECT %s, 1 WHERE EXISTS (SELECT"
+        " FROM finding_progress WHERE kind = %s AND until_ms >= %s) ON CONFLICT (kind) DO UPDATE"
+        " SET until_ms = old.until_ms + 1",
+        (_changes(kind), kind, hour_ms + HOUR_MS),
+    )
+
+
+def late_changes(connection: Connection, kind: str) -> int:
+    """How often evidence was late for the detector of this kind: what it has read of past hours
+    holds as long as this number.
+    """
+    return progress(connection, _changes(kind)) or 0
 
 
 def clear_late_evidence(connection: Connection, kind: str, hour_ms: int) -> None:

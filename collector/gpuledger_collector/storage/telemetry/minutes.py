@@ -34,6 +34,8 @@ READINGS = (
     "slowed_ratio",
     "processes",
 )
+LONGEST_MS = 86_400_000
+"""No usage interval is longer, so none that began earlier is looked for."""
 _MINUTE = [("minute_ms", ">i8"), *((name, ">f4") for name in READINGS)]
 """A minute as the server sends it: one value for all minutes of an accelerator is far cheaper than
 a row each.
@@ -123,9 +125,17 @@ def state_intervals(
             f"SELECT accelerator_id, string_agg({packed}, ''::bytea ORDER BY start_ms, workload_id"
             " DESC NULLS LAST) FROM usage_interval WHERE accelerator_id = ANY(%s) AND start_ms <"
             " %s AND end_ms > %s AND start_ms >= %s AND state <> 'present' GROUP BY 1",
-            (list(ids), end_ms, start_ms, start_ms - 86_400_000),
+            (list(ids), end_ms, start_ms, start_ms - LONGEST_MS),
         ).fetchall()
     return _by_accelerator(rows, _INTERVAL)
+
+
+def reaches_into(intervals: npt.NDArray[np.void], start_ms: int) -> npt.NDArray[np.bool_]:
+    """Mark the intervals that `state_intervals` reads from an instant on."""
+    mark: npt.NDArray[np.bool_] = (intervals["end_ms"] > start_ms) & (
+        intervals["start_ms"] >= start_ms - LONGEST_MS
+    )
+    return mark
 
 
 def used_before(
