@@ -1,5 +1,7 @@
 """Transactions of a command follow each other on one connection, each as if it had its own."""
 
+import contextlib
+
 import psycopg
 import pytest
 
@@ -50,3 +52,27 @@ def test_a_failed_transaction_leaves_its_connection_to_nobody(dsn):
         later = session(database)[0]
         assert later != pid
         assert session(database.as_viewer({"team": "vision"}))[0] != later
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_lock_is_free_when_its_block_has_ended(dsn, monkeypatch, fails):
+    """Also where the server has not noticed the end of the session yet."""
+    database, sessions = Database(dsn), []
+
+    def connect(self):
+        sessions.append(psycopg.connect(dsn, autocommit=True))
+        return sessions[-1]
+
+    monkeypatch.setattr(Database, "connect", connect)
+    monkeypatch.setattr(psycopg.Connection, "close", lambda self: None)
+    with contextlib.suppress(ZeroDivisionError), database.try_hold(Lock.PACKING) as holder:
+        assert holder is sessions[0]
+        with database.try_hold(Lock.PACKING) as other:
+            assert other is None
+        if fails:
+            raise ZeroDivisionError
+    with database.try_hold(Lock.PACKING) as holder:
+        assert holder is not None
+    monkeypatch.undo()
+    for session in sessions:
+        session.close()

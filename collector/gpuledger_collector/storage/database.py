@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -209,7 +209,15 @@ class Database:
     def try_hold(self, lock: Lock) -> Iterator[Connection | None]:
         """As `hold`, without waiting: None when another session holds the lock."""
         with closing(self.connect()) as connection:
-            yield connection if locks.seize(connection, lock) else None
+            if not locks.seize(connection, lock):
+                yield None
+                return
+            try:
+                yield connection
+            finally:
+                # Given back first: a busy server notices the end of a session later.
+                with suppress(psycopg.OperationalError):
+                    connection.execute("ROLLBACK")
 
 
 def retry_conflicts(work: Callable[[], Result]) -> Result:
