@@ -399,30 +399,40 @@ this proportion.
 """
 
 
-SLOW_CHANGES = """(
-    SELECT accelerator_id, metric, at_ms, value FROM gpu_state
-    UNION ALL
-    SELECT p.accelerator_id, p.metric, p.hour_ms + c.offset_ms, c.value
-    FROM gpu_state_hour p, unnest(p.offset_ms, p.value) AS c (offset_ms, value)
-    WHERE NOT EXISTS (SELECT FROM gpu_state s WHERE s.accelerator_id = p.accelerator_id
-        AND s.metric = p.metric AND s.at_ms = p.hour_ms + c.offset_ms))"""
-"""All changes of slow metrics, packed or not; for the latest values alone read gpu_state.
+def slow_changes(where: str) -> str:
+    """All changes of slow metrics, packed or not, whose accelerator and metric (`s`) a condition
+    chooses; for the latest values alone read gpu_state.
 
-One that was written again after it was packed counts as it was written last.
-"""
+    One that was written again after it was packed counts as it was written last. The condition is
+    within, because servers before Postgres 18 use no index for one on the outside.
+    """
+    return f"""(
+        SELECT s.accelerator_id, s.metric, s.at_ms, s.value FROM gpu_state s WHERE {where}
+        UNION ALL
+        SELECT s.accelerator_id, s.metric, s.hour_ms + c.offset_ms, c.value
+        FROM gpu_state_hour s, unnest(s.offset_ms, s.value) AS c (offset_ms, value)
+        WHERE {where} AND NOT EXISTS (SELECT FROM gpu_state again
+            WHERE again.accelerator_id = s.accelerator_id AND again.metric = s.metric
+                AND again.at_ms = s.hour_ms + c.offset_ms))"""
+
+
 FATAL = ("gpu_xid_errors_total", "gpu_ecc_uncorrected_volatile_total")
 """Counters whose every step is worth a mark on the charts."""
 
 
-def errors(chosen_ones: str) -> tuple[Json, ...]:
-    """Marks where a chosen accelerator (`a`) counted an Xid or an uncorrected ECC error."""
+def errors(chosen_ones: str, when: str = "true") -> tuple[Json, ...]:
+    """Marks where a chosen accelerator (`a`) counted an Xid or an uncorrected ECC error, at instants
+    (`s.at_ms`) that count.
+    """
     listed = ", ".join(f"'{name}'" for name in FATAL)
+    changes = slow_changes(f"""s.metric IN ({listed})
+            AND s.accelerator_id IN (SELECT a.id FROM ({ACCELERATORS}) a WHERE {chosen_ones})""")
     query = f"""
         SELECT s.at_ms AS "time", {LANE} || ': ' || CASE s.metric WHEN 'gpu_xid_errors_total' THEN 'Xid error'
             ELSE 'uncorrected ECC error' END || ', ' || s.value || ' since the driver started' AS text,
             CASE s.metric WHEN 'gpu_xid_errors_total' THEN 'Xid' ELSE 'ECC' END AS tags
-        FROM ({ACCELERATORS}) a JOIN {SLOW_CHANGES} s ON s.accelerator_id = a.id
-        WHERE {chosen_ones} AND s.metric IN ({listed}) AND s.value > 0 AND {in_range("s.at_ms")}
+        FROM ({ACCELERATORS}) a JOIN {changes} s ON s.accelerator_id = a.id
+        WHERE s.value > 0 AND {in_range("s.at_ms")} AND {when}
         ORDER BY 1 LIMIT 200
     """
     return (annotation("Xid and ECC errors", query, VERMILION),)

@@ -416,9 +416,9 @@ BOARD = Board(
     collapsed=("Traffic of its GPUs", "How runs of its name scale"),
     since="now-2d",
     annotations=errors(
-        "EXISTS (SELECT FROM charge l JOIN workload w ON w.id = l.workload_id AND w.key ="
-        " ${workload:sqlstring} WHERE l.accelerator_id = a.id AND s.at_ms >= l.start_ms AND s.at_ms"
-        " < l.end_ms)"
+        f"a.id IN (SELECT l.accelerator_id FROM charge l {MINE})",
+        f"EXISTS (SELECT FROM charge l {MINE} WHERE l.accelerator_id = a.id AND s.at_ms >= l.start_ms"
+        " AND s.at_ms < l.end_ms)",
     ),
 )
 """The page that a link from any table of workloads opens."""

@@ -10,8 +10,18 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
-from fakes.boards import BOARDS, SINCE, SPAN, UNTIL, asked, chosen, options, reads_postgres
-from fakes.grafana import Range
+from fakes.boards import (
+    BOARDS,
+    SINCE,
+    SPAN,
+    UNTIL,
+    asked,
+    chosen,
+    options,
+    reads_postgres,
+    variables,
+)
+from fakes.grafana import Range, expanded, interpolated
 from gpuledger_collector.cli import build
 
 pytestmark = pytest.mark.slow
@@ -69,6 +79,21 @@ def check_series(one, names, types, rows):
         assert all(row[names.index("metric")] is not None for row in rows), one
     assert rest, one
     assert set(rest.values()) <= NUMERIC, (str(one), rest)
+
+
+@pytest.mark.parametrize("choice", ["all", "first"])
+@pytest.mark.parametrize("name", BY_POSTGRES)
+def test_annotations_answer(reader, name, choice):
+    """Marks are times with a text; the Xid of the sick GPU is on the boards that show GPUs."""
+    board = BOARDS[name]
+    values = chosen(board, options(reader, board, SPAN), choice)
+    for mark in board["annotations"]["list"]:
+        text = interpolated(mark["target"]["rawSql"], variables(board), values)
+        cursor = reader.execute(expanded(text, SPAN, 60).encode())
+        assert [column.name for column in cursor.description] == ["time", "text", "tags"]
+        found = cursor.fetchall()
+        if mark["name"].startswith("Xid") and name in ("fleet", "node") and choice == "all":
+            assert any("Xid error, 79" in row[1] for row in found)
 
 
 @pytest.mark.parametrize("name", BY_POSTGRES)

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from dashboards.sql import SLOW_CHANGES, errors
+from dashboards.sql import errors, slow_changes
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -16,6 +16,7 @@ from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.telemetry import slow_metrics
 
+CHANGES = slow_changes("true")
 METRICS = ("gpu_power_limit_watts", "gpu_xid_errors_total")
 NEWEST = (
     "SELECT DISTINCT ON (accelerator_id, metric) accelerator_id, metric, at_ms, value FROM {}"
@@ -53,7 +54,7 @@ def accelerator(connection):
 
 def read(connection):
     """All changes as boards read them; -0.0 is not 0.0."""
-    return sorted(map(repr, connection.execute(f"SELECT * FROM {SLOW_CHANGES} s").fetchall()))
+    return sorted(map(repr, connection.execute(f"SELECT * FROM {CHANGES} s").fetchall()))
 
 
 def counts(connection):
@@ -120,7 +121,7 @@ def test_what_is_read_is_what_was_written(database, connection, steps):
         expected = [(card, metric, at, value) for (metric, at), value in written.items()]
         assert read(connection) == sorted(map(repr, expected))
         newest = connection.execute(NEWEST.format("gpu_state")).fetchall()
-        assert newest == connection.execute(NEWEST.format(f"{SLOW_CHANGES} s")).fetchall()
+        assert newest == connection.execute(NEWEST.format(f"{CHANGES} s")).fetchall()
 
 
 def write(connection, card, instants):
