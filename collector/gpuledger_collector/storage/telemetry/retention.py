@@ -1,5 +1,4 @@
-"""Retention of minutes and findings: what is too much to keep for ever and too
-fine to need.
+"""Retention of minutes and findings: what is too much to keep for ever and too fine to need.
 
 Each accelerator is a statement and a transaction of its own: one key range, which Citus finds on
 one worker, and which blocks nobody. Postgres uses the space again; the files do not shrink.

@@ -57,7 +57,8 @@ _DELETE_PACKED = f"""
 DELETE FROM gpu_state s USING gpu_state_hour p
 WHERE s.accelerator_id = ANY(%(ids)s) AND s.at_ms >= %(start)s AND s.at_ms < %(end)s
     AND p.accelerator_id = s.accelerator_id AND p.metric = s.metric
-    AND p.hour_ms = s.at_ms - s.at_ms % {HOUR_MS} AND (s.at_ms - p.hour_ms)::integer = ANY(p.offset_ms)
+    AND p.hour_ms = s.at_ms - s.at_ms % {HOUR_MS}
+    AND (s.at_ms - p.hour_ms)::integer = ANY(p.offset_ms)
     AND p.value[array_position(p.offset_ms, (s.at_ms - p.hour_ms)::integer)]
         IS NOT DISTINCT FROM s.value
 """.replace(" % ", " %% ")
