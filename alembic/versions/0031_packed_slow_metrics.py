@@ -1,12 +1,12 @@
 """Changes of slow metrics packed by the hour.
 
-Revision ID: 0033
+Revision ID: 0031
 """
 
 from alembic import op
 
-revision = "0033"
-down_revision = "0029"
+revision = "0031"
+down_revision = "0030"
 branch_labels = None
 depends_on = None
 phase = "pre"

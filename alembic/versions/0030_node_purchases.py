@@ -1,11 +1,11 @@
 """How nodes say they are bought, with dates.
 
-Revision ID: 0032
+Revision ID: 0030
 """
 
 from alembic import op
 
-revision = "0032"
+revision = "0030"
 down_revision = "0029"
 branch_labels = None
 depends_on = None
