@@ -99,7 +99,12 @@ def everything(dsn):
         "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind"
         " = 'r'",
     )
-    return {name: rows(dsn, f'SELECT count(*) FROM "{name}"') for (name,) in tables}
+    # What is left of a quota is written now and then, for every request alike, and expires.
+    return {
+        name: rows(dsn, f'SELECT count(*) FROM "{name}"')
+        for (name,) in tables
+        if name != "quota_use"
+    }
 
 
 @pytest.mark.parametrize("times", [500, pytest.param(10_000, marks=pytest.mark.long)])
