@@ -104,15 +104,21 @@ class IdleContext:
         if kept is None or not kept.start_ms <= start_ms < kept.end_ms <= end_ms:
             evidence = read_evidence(connection, start_ms, end_ms, ids)
         else:
-            later = read_evidence(connection, kept.end_ms, end_ms, ids)
             minutes, intervals = kept.minutes.unpack(), kept.intervals.unpack()
             evidence = Evidence(
-                np.concatenate([minutes[minutes["minute_ms"] >= start_ms], later.minutes]),
+                np.concatenate(
+                    [
+                        minutes[minutes["minute_ms"] >= start_ms],
+                        minute_rollup.read(connection, kept.end_ms, end_ms, ids),
+                    ]
+                ),
                 # An interval that began before is kept with its whole length.
                 np.concatenate(
                     [
                         intervals[minute_rollup.reaches_into(intervals, start_ms)],
-                        later.intervals[later.intervals["start_ms"] >= kept.end_ms],
+                        minute_rollup.state_intervals(
+                            connection, kept.end_ms, end_ms, ids, begun_before=False
+                        ),
                     ]
                 ),
             )

@@ -104,13 +104,20 @@ def accelerators(connection: Connection, start_ms: int, end_ms: int) -> list[Pla
 
 
 def state_intervals(
-    connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int]
+    connection: Connection,
+    start_ms: int,
+    end_ms: int,
+    ids: Sequence[int],
+    *,
+    begun_before: bool = True,
 ) -> npt.NDArray[np.void]:
     """Who held these accelerators, and when they could not be held: `accelerator_id` and _INTERVAL
     by name.
 
     By accelerator and begin. `workload_id` is 0 where nobody held it, `unavailable` is 0 or 1.
+    Without those that began before the start, no evidence of the day before is looked through.
     """
+    first_ms = start_ms - LONGEST_MS if begun_before else start_ms
     packed = " || ".join(
         f"int8send({part})"
         for part in (
@@ -125,7 +132,7 @@ def state_intervals(
             f"SELECT accelerator_id, string_agg({packed}, ''::bytea ORDER BY start_ms, workload_id"
             " DESC NULLS LAST) FROM usage_interval WHERE accelerator_id = ANY(%s) AND start_ms <"
             " %s AND end_ms > %s AND start_ms >= %s AND state <> 'present' GROUP BY 1",
-            (list(ids), end_ms, start_ms, start_ms - LONGEST_MS),
+            (list(ids), end_ms, start_ms, first_ms),
         ).fetchall()
     return _by_accelerator(rows, _INTERVAL)
 
