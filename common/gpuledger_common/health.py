@@ -30,6 +30,16 @@ _FAULTS = (
 )
 EVIDENCE = frozenset({RECOVERY, *(name for name, _ in _FAULTS)})
 """Catalog names that the verdict uses."""
+_RESET = "reset the GPU once nothing runs on it"
+_NEXT_STEPS = {
+    "a row of memory could not be remapped": "replace the card",
+    "uncorrected ECC errors since the driver was loaded": (
+        f"tell whoever held it that results may be wrong, and {_RESET}"
+    ),
+    "a row remap waits for a reset": _RESET,
+    "a page retirement waits for a reset": _RESET,
+}
+"""What to do about a fault. The driver's requests and Xids name it in their cause."""
 _RANK = {"ok": 0, "degraded": 1, "unknown": 2, "failed": 3}
 
 
@@ -59,6 +69,11 @@ def page_health(values: Mapping[str, float | int]) -> Health:
             "degraded", f"Xid {xid} is the exporter's latest: {known.text}; {known.action}"
         )
     return verdict(values)
+
+
+def next_step(cause: str) -> str:
+    """What to do about a cause of bad health; empty: the cause says it, or nothing is known."""
+    return _NEXT_STEPS.get(cause, "")
 
 
 def worse(first: Health, second: Health) -> Health:

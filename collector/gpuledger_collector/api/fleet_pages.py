@@ -191,7 +191,7 @@ def _free_facts(item: FreeModel, site: Site, model: str, zone: str) -> dict[str,
         "path": address(DEMAND, {**site.extra, "model": name}) + "#free",
         "sentences": [
             free_gpus.say_availability(item, at_once, zone)
-            for at_once in (shown if item.asked or is_asked else ())
+            for at_once in (shown if item.asked or is_asked else shown[-1:])
         ],
         "enough": {
             gpus: free_gpus.say_enough(week)

@@ -316,7 +316,7 @@ def _ledger_facts(found: Overview, view: View, month: str, now_ms: int) -> dict[
         "corrected_later": found.later_corrections,
         "verdict": found.verdict,
         "trust": forms.trust(rated.checks, rated.proof, is_closed=found.verdict is not None),
-        "closed": rated.closed_months[-1] if rated.closed_months else None,
+        "last_closed": found.last_closed,
     }
 
 
@@ -361,7 +361,6 @@ def _spend(
     (waste,) = whole_waste(own_rows + corrections, found.has_inventory)
     paid = cost_by_payer(report, total)
     holders = dearest_holders(found.idle_holders, currency, SHOWN_HOLDERS)
-    idle_minor = sum_known(row.cost_held_idle_minor for row in own_rows)
     return {
         "currency": currency,
         "total": total,
@@ -393,8 +392,6 @@ def _spend(
         # Of the month's own time: corrections move the hours of other months.
         "gpu_ns": sum(row.gpu_ns for row in own_rows),
         "idle_ns": sum_known(row.idle_ns for row in own_rows),
-        "idle_minor": idle_minor,
-        "corrects_idle": idle_minor != total.cost_held_idle_minor,
     }
 
 
@@ -444,14 +441,15 @@ def _holder_facts(holders: DearestHolders, now_ms: int) -> dict[str, Any]:
 
 
 def _correction(month: str, rows: Sequence[ReportRow]) -> dict[str, Any]:
-    """The corrections of a closed month as one row: its cost, and the hours that were added and
-    taken away.
+    """The corrections of a closed month as one row: its cost, that of its idle time, and the hours
+    that were added and taken away.
     """
     return {
         "month": month,
         "added_ns": sum(row.gpu_ns for row in rows if row.gpu_ns > 0),
         "removed_ns": -sum(row.gpu_ns for row in rows if row.gpu_ns < 0),
         "cost_minor": sum_known(row.cost_minor for row in rows),
+        "idle_minor": sum_known(row.cost_held_idle_minor for row in rows),
     }
 
 

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from gpuledger_collector.export.report import Column, Kind, Report
-from gpuledger_collector.insight.free_gpus import COUNTS, Availability, FreeAtOnce, FreeModel
+from gpuledger_collector.insight.free_gpus import (
+    COUNTS,
+    MORNING,
+    Availability,
+    FreeAtOnce,
+    FreeModel,
+)
 from gpuledger_common.plurals import plural
 
 SHOWN_SPANS = 2
@@ -103,7 +109,20 @@ def say_availability(item: FreeModel, at_once: FreeAtOnce, zone: str) -> str:
         sentence += f" {plural(best.hours, 'day')}"
     if week.undecided:
         sentence += f"; of {plural(week.undecided, 'hour')} too little was observed to say"
-    return f"{sentence}."
+    return f"{sentence}.{_say_tomorrow(at_once.mornings, zone)}"
+
+
+def _say_tomorrow(mornings: Availability, zone: str) -> str:
+    """Whether tomorrow's morning is likely to have so many, by the mornings before; empty: too few
+    of them are known.
+    """
+    if mornings.outlook is None:
+        return ""
+    first, end = MORNING
+    return (
+        f" Tomorrow morning: {mornings.outlook}, as so many were in {mornings.enough} of the"
+        f" {plural(mornings.hours, 'hour')} between {first:02}:00 and {end:02}:00 {zone}."
+    )
 
 
 def say_hours(hours: Availability) -> str:

@@ -19,6 +19,12 @@ millions of hours.
 MANY = 2_000
 COUNTS = (1, 2, 4, 8)
 """How many GPUs at once are counted without being asked for: as people ask for them, up to a node."""
+MORNING = (8, 12)
+"""From which hour of the day to which people ask whether there will be enough tomorrow."""
+SURE_SHARE = 0.8
+"""Of the mornings' hours: from this share on so many are likely, up to its complement unlikely."""
+FEWEST_HOURS = 8
+"""Of mornings, two of which must be known: below that nothing is said of tomorrow."""
 FREE_MS = 59 * 60_000
 """Of an hour: an agent that starts anew leaves seconds that nobody saw."""
 
@@ -71,15 +77,28 @@ class Availability:
     least: int | None
     most: int | None
 
+    @property
+    def outlook(self) -> str | None:
+        """Whether the next hours of the same kind are `likely` to have so many, `unlikely` or
+        `uncertain`; None: too few of these are known.
+        """
+        known = self.hours - self.undecided
+        if known < FEWEST_HOURS:
+            return None
+        if self.enough >= SURE_SHARE * known:
+            return "likely"
+        return "unlikely" if self.enough <= (1 - SURE_SHARE) * known else "uncertain"
+
 
 @dataclass(frozen=True, slots=True)
 class FreeAtOnce:
-    """So many GPUs at once: in how many of the hours looked at they were free, and the same by hour
-    of the day.
+    """So many GPUs at once: in how many of the hours looked at they were free, in how many of the
+    mornings', and the same by hour of the day.
     """
 
     gpus: int
     week: Availability
+    mornings: Availability
     by_clock: Mapping[str, Availability]
 
     @property
@@ -164,11 +183,18 @@ def count_free(
 ) -> FreeModel:
     """Count in how many hours so many GPUs of a model were free at once."""
     hours = sorted((hour for own in by_clock.values() for hour in own), key=lambda hour: hour.at_ms)
+    mornings = [
+        hour
+        for clock, own in by_clock.items()
+        if MORNING[0] <= int(clock[:2]) < MORNING[1]
+        for hour in own
+    ]
     counts = {gpus for gpus in COUNTS if gpus <= now.gpus} | ({wanted} if wanted else set())
     at_once = {
         gpus: FreeAtOnce(
             gpus,
             summarize(hours, gpus),
+            summarize(mornings, gpus),
             {clock: summarize(own, gpus) for clock, own in sorted(by_clock.items())},
         )
         for gpus in sorted(counts)

@@ -8,6 +8,7 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from gpuledger_common.health import next_step
 from gpuledger_common.instants import to_ms
 
 RETIRED = "retired"
@@ -98,6 +99,11 @@ class Ailing:
     job: str
     job_key: str
     user: str
+
+    @property
+    def next_step(self) -> str:
+        """What to do about it; empty: its cause says it, or nothing is known."""
+        return next_step(self.cause)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,8 @@ class Overview:
     """Those of days of closed months in a range that is none."""
     verdict: ClosedVerdict | None
     """Where the period is a closed month."""
+    last_closed: ClosedVerdict | None
+    """Of the last closed month, whichever is asked about; None: none is closed."""
     idle: FindingList
     idle_remedies: IdleRemedies
     idle_holders: Sequence[IdleHolder]
@@ -95,6 +97,10 @@ def read_overview(
     idle = list_findings(connection, "idle", day, viewer, shown)
     remedies = list_idle_remedies(connection, idle, now_ms)
     verdict = verdict_of(connection, rated, viewer.owner, owner)
+    last_closed = verdict
+    if verdict is None and rated.closed_months:
+        last = read_rated_period(connection, rated.closed_months[-1].period, calendar)
+        last_closed = verdict_of(connection, last, viewer.owner, owner)
     absence = (
         None
         if direct.rows
@@ -134,6 +140,7 @@ def read_overview(
             else []
         ),
         verdict=verdict,
+        last_closed=last_closed,
         idle=idle,
         idle_remedies=remedies,
         idle_holders=list_idle_holders(idle, remedies),

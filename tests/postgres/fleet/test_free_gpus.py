@@ -126,7 +126,43 @@ def test_a_sentence_says_at_which_hours_so_many_were_free(clocks, when):
     """And how many are free now."""
     item = count_free(ModelNow(H100, 8, 5, 3), hours_of_three_days(*clocks), 8)
     sentence = f"8 {H100}: 3 free now; so many were free in {len(clocks)} of the last 72 hours"
-    assert say_availability(item, item.asked, "UTC") == f"{sentence}{when}."
+    assert say_availability(item, item.asked, "UTC").startswith(f"{sentence}{when}. Tomorrow")
+
+
+def mornings(free, *, days=3, gpus=8):
+    """Hours of days of which all are free but the mornings', in which so many are, or None: unseen."""
+    seen = {True: (gpus, 0), False: (0, gpus), None: (0, 0)}
+    hours = iter(free)
+    return {
+        f"{clock:02}:30": [
+            FreeHour(
+                (day * 24 + clock) * HOUR_MS,
+                *seen[next(hours) if 8 <= clock < 12 else True],
+                gpus,
+            )
+            for day in range(days)
+        ]
+        for clock in range(24)
+    }
+
+
+@pytest.mark.parametrize(
+    ("free", "said"),
+    [
+        ([True] * 12, "likely, as so many were in 12 of the 12 hours"),
+        ([True] * 10 + [False] * 2, "likely, as so many were in 10 of the 12 hours"),
+        ([True] * 9 + [False] * 3, "uncertain, as so many were in 9 of the 12 hours"),
+        ([True] * 3 + [False] * 9, "uncertain, as so many were in 3 of the 12 hours"),
+        ([True] * 2 + [False] * 10, "unlikely, as so many were in 2 of the 12 hours"),
+        ([True] * 8 + [None] * 4, "likely, as so many were in 8 of the 12 hours"),
+        ([True] * 7 + [None] * 5, ""),
+    ],
+)
+def test_a_sentence_says_whether_tomorrows_morning_has_so_many(free, said):
+    """By the mornings before, of which enough must be known."""
+    item = count_free(ModelNow(H100, 8, 5, 3), mornings(free), 8)
+    _, _, tomorrow = say_availability(item, item.asked, "UTC").partition(" Tomorrow morning: ")
+    assert tomorrow == (said and f"{said} between 08:00 and 12:00 UTC.")
 
 
 def test_more_than_there_are_is_said_in_a_word():
@@ -182,7 +218,8 @@ def test_the_page_answers_for_eight(seen, dsn):
 
         page = Page(get("/demand?reload=off"))
         assert page.faults == []
-        assert "1 was free" not in page.text
+        assert f"2 {H100}: 0 free now; so many were free in 24 of the last 168 hours" in page.text
+        assert f"1 {L4}: " in page.text, "as many of each model as are asked for at most"
         (hours,) = [table for table in page.tables if table.rows[0][1:3] == ["1 free", "2"]]
         assert hours.rows[1][:4] == [H100, "168", "24, 144 not known", "168"]
         assert hours.rows[2][:4] == [L4, "0, 24 not known", "–", "24"]
