@@ -31,8 +31,8 @@ from gpuledger_collector.services.close import (
     bill_corrections,
     close_month,
     list_closed,
-    verify_month,
 )
+from gpuledger_collector.services.month_proof import verify_and_keep
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_common.plurals import plural
 
@@ -148,7 +148,7 @@ def periods(
             months = [(closed, None) for closed in list_closed(session.database)]
         else:
             try:
-                months = [verify_month(session.database, check, session.now_ms)]
+                months = [verify_and_keep(session.database, check, session.now_ms)]
             except StillOpen:
                 refuse(f"{check} is open: there is no seal yet", FINDINGS)
     if form is options.Format.table:

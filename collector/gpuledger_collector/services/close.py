@@ -170,13 +170,11 @@ def list_closed(database: Database) -> list[ClosedPeriod]:
         return periods.list_closed(connection)
 
 
-def verify_month(database: Database, name: str, now_ms: int) -> tuple[ClosedPeriod, Verification]:
-    """Check a closed month while nobody rates, and keep what became of its seal. Raises StillOpen."""
+def verify_month(database: Database, name: str) -> tuple[ClosedPeriod, Verification]:
+    """Check a closed month while nobody rates. Raises StillOpen."""
     with database.transaction(Lock.LEDGER) as connection:
         closed = _closed_month(connection, name)
-        verification = verify(connection, closed)
-    keep_seal(database, closed, SealComparison(now_ms, verification.sealed))
-    return closed, verification
+        return closed, verify(connection, closed)
 
 
 def keep_seal(database: Database, month: ClosedPeriod, seal: SealComparison) -> None:

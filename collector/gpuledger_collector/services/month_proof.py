@@ -11,7 +11,7 @@ from gpuledger_collector.accounting.identities import CAPACITY, Depth
 from gpuledger_collector.accounting.month_proof import DEPTHS, MonthProof, SealComparison
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.reconciliation import Reconciliation
-from gpuledger_collector.services.close import is_sealed, keep_seal
+from gpuledger_collector.services.close import Verification, is_sealed, keep_seal, verify_month
 from gpuledger_collector.services.closed_verdict import verdict_of
 from gpuledger_collector.services.rated_period import read_rated_period
 from gpuledger_collector.services.reconciliation import reconcile
@@ -107,6 +107,21 @@ def compare_seals(
         keep_seal(database, month, seal)
         count += 1
     return count
+
+
+def verify_and_keep(
+    database: Database, name: str, now_ms: int
+) -> tuple[ClosedPeriod, Verification]:
+    """Check a closed month while nobody rates, and keep what became of its seal, beside its proof:
+    that is asked where it never was. Raises StillOpen.
+    """
+    closed, verification = verify_month(database, name)
+    with database.transaction(read_only=True) as connection:
+        kept = month_proofs.read(connection, [closed.period])[closed.period]
+    if kept is None:
+        prove_period(database, closed.period, now_ms)
+    keep_seal(database, closed, SealComparison(now_ms, verification.sealed))
+    return closed, verification
 
 
 def prove_period(
