@@ -310,12 +310,12 @@ were split; `where` has one currency.
 """
 WHO_ASKED = """
     SELECT {tenant} AS tenant, a.model, a.gateway, sum(h.input) AS input, sum(h.cached) AS "of it cached",
-        sum(h.output) AS output, sum(h.requests) AS requests,
+        sum(h.output) AS output, nullif(sum(h.requests), 0) AS requests,
         sum(h.input + h.output) / nullif(sum(sum(h.input + h.output)) OVER (), 0) AS "share of tokens", a.trust
     FROM token_hour h JOIN token_asker a ON a.id = h.asker_id WHERE {where}
     GROUP BY 1, 2, 3, a.trust ORDER BY sum(h.input + h.output) DESC, 1, 2, 3 LIMIT 100
 """
-"""Tokens of gateways by tenant and model, the most first."""
+"""Tokens of gateways by tenant and model, the most first; without a request, none was counted."""
 
 HOLDS: Json = {
     "type": "value",

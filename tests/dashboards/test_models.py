@@ -66,6 +66,7 @@ def test_who_asked_is_who_the_command_lists(seeded, ledger):
     shown = rows(ledger, "Who asked, most tokens first")
     assert {row["tenant"]: row["input"] for row in shown} == tenants
     assert sum(row["share of tokens"] for row in shown) == pytest.approx(1)
+    assert {row["requests"] for row in shown} == {None}, "the file counted none, which is not zero"
     (count,) = rows(ledger, "Tenants who asked")
     assert count["tenants"] == len(tenants) >= 3
 
