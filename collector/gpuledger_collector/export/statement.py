@@ -20,6 +20,7 @@ from gpuledger_collector.accounting.closing import ClosedPeriod
 from gpuledger_collector.accounting.fair_share import ShareUse, list_lines
 from gpuledger_collector.accounting.ledger import ConservationCheck
 from gpuledger_collector.accounting.measures import Measures
+from gpuledger_collector.accounting.model_use import ModelUse
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.month_proof import PeriodProof, Standing
 from gpuledger_collector.accounting.owner_tree import LEVELS
@@ -41,6 +42,7 @@ from gpuledger_collector.export.disputes import amounts, days_text
 from gpuledger_collector.export.fair_share import shares_report
 from gpuledger_collector.export.findings import STATES, advice
 from gpuledger_collector.export.list_form import ListForm
+from gpuledger_collector.export.model_use import MODEL_USE
 from gpuledger_collector.export.shortened import is_rest, shorten_report
 from gpuledger_collector.export.site import (
     ANOMALIES,
@@ -96,6 +98,7 @@ class Statement:
     calendar: Calendar = UTC_DAYS
     contested: tuple[Contested, ...] = ()
     shares: tuple[ShareUse, ...] = ()
+    model_use: tuple[ModelUse, ...] = ()
     billed_months: tuple[str, ...] = ()
     """Where nothing is billed in this month: the months that have lines of this owner, newest
     first.
@@ -125,6 +128,7 @@ def as_html(statement: Statement, site: Site | None = None) -> str:
         # A file of a closed month stays the same bytes until something is corrected.
         verdict=statement.verdict if site is not None else None,
         shares=list(map(SHARES.texts, list_lines(statement.shares))),
+        models=list(map(MODEL_USE.texts, statement.model_use)),
         contested=[_contested_row(contested) for contested in statement.contested],
         marks={
             contested.job: "contested"

@@ -20,6 +20,7 @@ from gpuledger_collector.accounting.closed_verdict import ClosedVerdict, payer_o
 from gpuledger_collector.accounting.closing import ClosedPeriod, LaterChange
 from gpuledger_collector.accounting.fair_share import ShareUse
 from gpuledger_collector.accounting.ledger import ConservationCheck
+from gpuledger_collector.accounting.model_use import ModelUse
 from gpuledger_collector.accounting.month_proof import PeriodProof
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period
@@ -44,6 +45,7 @@ from gpuledger_collector.services.chargeback import (
 )
 from gpuledger_collector.services.closed_verdict import make_verdict
 from gpuledger_collector.services.fair_share import read_share_use
+from gpuledger_collector.services.model_use import read_model_use
 from gpuledger_collector.storage import overview
 from gpuledger_collector.storage.billing import budgets, month_proofs, reports, statements
 from gpuledger_collector.storage.findings import findings
@@ -163,6 +165,7 @@ class _Month:
     budgets: Mapping[str, Sequence[Budget]]
     findings: Mapping[str, Sequence[NamedFinding]]
     windows: tuple[Period, Period] | None
+    model_use: Mapping[str, Sequence[ModelUse]]
     may_be_empty: bool = False
     """Whether there is a statement of an owner that was billed nothing in the month."""
 
@@ -234,6 +237,7 @@ class _Month:
                 calendar=self.calendar,
                 contested=tuple(contested.get(owner, ())),
                 shares=tuple(self.pool_use.get(owner, ())),
+                model_use=tuple(self.model_use.get(owner, ())),
                 billed_months=()
                 if own_days
                 else tuple(statements.months_of(self.connection, self.level, owner)),
@@ -308,7 +312,12 @@ def _with_corrections(
 
 
 def _month_of(
-    connection: Connection, level: str, name: str, now_ms: int, chargeback: Chargeback
+    connection: Connection,
+    level: str,
+    name: str,
+    now_ms: int,
+    chargeback: Chargeback,
+    model_use: Mapping[str, Sequence[ModelUse]],
 ) -> _Month:
     require_level(level)
     calendar = zones.calendar(connection)
@@ -339,6 +348,7 @@ def _month_of(
         windows=compared_windows(
             period, known_ms, frozenset(check.day_ms for check in past), calendar
         ),
+        model_use=model_use,
     )
 
 
@@ -383,8 +393,11 @@ def read_statement(
     """
     # Cents and shares of one owner depend on all others, so they are read before the restriction.
     chargeback = monthly_chargeback(connection, level, month, now_ms, owner)
+    # A viewer of a branch or of another owner is shown no sums of tokens that are not its own.
+    is_own = viewer is None or viewer == {level: owner}
+    model_use = _model_use(connection, level, month) if is_own else {}
     with as_viewer(connection, viewer):
-        of_month = _month_of(connection, level, month, now_ms, chargeback)
+        of_month = _month_of(connection, level, month, now_ms, chargeback, model_use)
         may_be_empty = may_be_empty and (
             bool(of_month.budgets.get(owner)) or _is_known(connection, level, owner)
         )
@@ -407,6 +420,10 @@ def read_statement(
         raise NoStatement(f"{sentence}; billed were: {billed}")
 
 
+def _model_use(connection: Connection, level: str, month: str) -> Mapping[str, Sequence[ModelUse]]:
+    return read_model_use(connection, zones.calendar(connection).month(month), level)
+
+
 def _is_known(connection: Connection, level: str, owner: str) -> bool:
     """Whether the ledger has ever heard of an owner; whoever is not known is always somebody."""
     return owner == UNATTRIBUTED or overview.is_owner(connection, {level: owner})
@@ -423,7 +440,8 @@ def read_statements(
     """Read the statements of many owners, in their order; those that were billed nothing are left
     out.
     """
-    of_month = _month_of(connection, level, month, now_ms, chargeback)
+    model_use = _model_use(connection, level, month)
+    of_month = _month_of(connection, level, month, now_ms, chargeback, model_use)
     for first in range(0, len(owners), OWNERS_AT_ONCE):
         yield from of_month.statements(owners[first : first + OWNERS_AT_ONCE])
 

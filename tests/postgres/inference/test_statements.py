@@ -1,0 +1,60 @@
+"""Statements of those who asked shared servers: tokens, prices, coverage and idle cost by model."""
+
+import pytest
+
+from fakes.fleet import DAY, OCTOBER
+from fakes.shared_server import DECLARED, MODEL, NLP, VISION, ask, count
+from gpuledger_collector.export.model_use import MODEL_USE
+from gpuledger_collector.export.statement import as_html
+from gpuledger_collector.services.statement import read_statement
+
+pytestmark = pytest.mark.slow
+
+CHARGED = DECLARED.replace("weights =", 'mode = "charged"\nweights =')
+NOW_MS = OCTOBER + 2 * DAY
+
+
+def read(served, viewer=None, owner="vision"):
+    return read_statement(
+        served.connection, "team", owner, "2025-10", NOW_MS, viewer, may_be_empty=True
+    )
+
+
+def test_a_statement_shows_what_models_cost(served, run, apply):
+    """Of 1,000 weighted tokens vision has 600 and nlp 200; the server counts 200 more."""
+    ask(served, (VISION, 1, 400, 200, 95), (NLP, 2, 200, 0, 0))
+    count(served, 800, 95)
+    assert apply(CHARGED)[0] == 0
+    assert run("chargeback", "--from", "2025-10-01", "--to", "2025-10-02")[0] == 0
+    statement = read(served, {"team": "vision"})
+    (row,) = map(MODEL_USE.texts, statement.model_use)
+    # vision: 200 computed + 20 cached + 380 of output = 600 of 1,000, at 72 USD.
+    assert (row["server"], row["model"], row["currency"]) == ("qwen", MODEL, "USD")
+    assert (row["cost"], row["cost_idle"], row["cost_charged"]) == ("43.20", "21.60", "43.20")
+    assert (row["input_price"], row["cached_price"], row["output_price"]) == (
+        "72000.000000",
+        "7200.000000",
+        "288000.000000",
+    )
+    assert row["coverage"] == "0.7765"
+    page = as_html(statement)
+    assert "Models that you asked" in page
+    assert "72000.000000" in page
+    assert "t-nlp" not in page
+
+
+def test_a_statement_without_tokens_has_no_models(served, run, apply):
+    ask(served, (VISION, 1, 300, 0, 75))
+    assert apply(DECLARED)[0] == 0
+    assert run("chargeback", "--from", "2025-10-01", "--to", "2025-10-02")[0] == 0
+    statement = read(served, owner="platform")
+    assert statement.model_use == ()
+    assert "Models that you asked" not in as_html(statement)
+
+
+def test_a_viewer_of_a_branch_sees_no_tokens_of_the_team(served, run, apply):
+    ask(served, (NLP, 1, 300, 0, 75))
+    assert apply(CHARGED)[0] == 0
+    assert run("chargeback", "--from", "2025-10-01", "--to", "2025-10-02")[0] == 0
+    assert len(read(served, owner="nlp").model_use) == 1
+    assert read(served, {"team": "nlp", "project": "chat"}, "nlp").model_use == ()
