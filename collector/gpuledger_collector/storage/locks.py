@@ -90,6 +90,15 @@ def take(connection: Connection, *locks: str) -> None:
         connection.execute(statement(lock))
 
 
+def share(connection: Connection, lock: Lock) -> None:
+    """Wait for whoever has taken a lock, and keep others from taking it until the end of the caller's
+    transaction; those who share it do not wait for one another.
+
+    Who takes the same lock later in its transaction may deadlock with another who shares it.
+    """
+    connection.execute(f"LOCK TABLE {lock} IN SHARE MODE")
+
+
 def try_take(connection: Connection, lock: Lock) -> bool:
     """Take a lock until the end of the caller's transaction without waiting; return False when
     another holds it.

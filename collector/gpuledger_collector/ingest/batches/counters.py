@@ -15,11 +15,12 @@ from typing import Any
 from gpuledger_collector.accounting.counters import KEEP_DAYS, CounterReading, hourly, max_gap_ms
 from gpuledger_collector.accounting.inference import TOKEN_COUNTERS
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.ledger.token_usage import (
     request_charged_days,
     request_charged_days_of,
 )
-from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.rows import select, select_as
 
 
@@ -41,10 +42,13 @@ Row = tuple[Series, CounterReading]
 def store_readings(connection: Connection, rows: Sequence[Row]) -> int:
     """Write readings and recount their hours; return how many distinct readings there were.
 
-    Runs in a transaction.
+    Runs in a transaction, which stores pages of gateways before.
     """
     if not rows:
         return 0
+    # An apply that charges a shared server either is seen by the marks below, or sees these tokens.
+    if any(series.counter in TOKEN_COUNTERS for series, _ in rows):
+        locks.share(connection, Lock.TOKENS)
     # Lock first: what is read below for recounting then includes every reading that another writer
     # has committed.
     series_ids = _lock_series(connection, sorted({series for series, _ in rows}))

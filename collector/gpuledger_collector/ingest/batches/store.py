@@ -343,8 +343,9 @@ class Store:
         if samples is not None:
             copy_samples(connection, samples)
             after_commit.append(self.slow.store(connection, samples, taken_over))
-        counters.store_readings(connection, _counter_readings(batches))
+        # In this order: pages take the lock of tokens, which counters share.
         store_pages(connection, _gateway_pages(batches))
+        counters.store_readings(connection, _counter_readings(batches))
         # 4. Latest values are returned, not written: the caller decides whether they are deferred.
         states = latest_states(join_usage_intervals(own) if changed else intervals)
         return updates_of(batches, samples, states, now_ms)
