@@ -350,9 +350,11 @@ def usage_of(
     now_ms: int,
     proposed: Sequence[Reattribution] = (),
     book: PriceBook | None = None,
+    *,
+    with_tokens: bool = True,
 ) -> DayUsage:
     """Read what a day's charges follow from, as far as it is folded; `proposed` reattributions
-    count as if decided.
+    count as if decided. Without tokens no cost of shared servers is moved.
 
     With a price book most accelerators of a large fleet are rated by it on the way, which is
     several times as fast.
@@ -403,7 +405,7 @@ def usage_of(
         commitments=all_commitments,
         node_costs=costs,
         adjusting=adjusting_on(connection, day),
-        shared=read_shared_servers(connection, day, owners.reported()),
+        shared=read_shared_servers(connection, day, owners.reported()) if with_tokens else None,
         rated=rated,
     )
 

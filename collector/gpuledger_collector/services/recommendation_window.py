@@ -47,7 +47,10 @@ class ObservedWindow:
         self.period = Period(max(longest.start_ms, -(-first_ms // HOUR_MS) * HOUR_MS), end_ms)
         if self.period.ms:
             days = Period(self.period.start_ms // DAY_MS * DAY_MS, -(-end_ms // DAY_MS) * DAY_MS)
-            self.days = [usage_of(connection, day, end_ms) for day in days.days()]
+            # What moves between owners is no saving.
+            self.days = [
+                usage_of(connection, day, end_ms, with_tokens=False) for day in days.days()
+            ]
             self.window = self._window()
 
     def _window(self) -> Window:
