@@ -58,3 +58,21 @@ def test_a_viewer_of_a_branch_sees_no_tokens_of_the_team(served, run, apply):
     assert run("chargeback", "--from", "2025-10-01", "--to", "2025-10-02")[0] == 0
     assert len(read(served, owner="nlp").model_use) == 1
     assert read(served, {"team": "nlp", "project": "chat"}, "nlp").model_use == ()
+
+
+def test_the_statement_of_a_closed_month_stays(served, run, apply):
+    """A close that kept no split has no models for ever; one that kept it keeps what they cost."""
+    assert run("close", "--period", "2025-10", "--allow-unpriced")[0] == 0
+    ask(served, (VISION, 1, 300, 0, 75))
+    assert apply(DECLARED.replace('team = "vision"', 'team = "platform"'))[0] == 0
+    assert read(served, owner="platform").model_use == ()
+
+
+def test_what_a_close_kept_stands_on_the_statement(served, run, apply):
+    ask(served, (VISION, 1, 300, 0, 75))
+    assert apply(CHARGED)[0] == 0
+    assert run("close", "--period", "2025-10", "--allow-unpriced")[0] == 0
+    before = read(served).model_use
+    assert [use.line.cost.plain() for use in before if use.line.cost] == ["72.00"]
+    ask(served, (NLP, 2, 600, 0, 0))
+    assert read(served).model_use == before
