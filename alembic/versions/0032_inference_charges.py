@@ -1,11 +1,11 @@
 """An index of the charges that move the cost of shared servers.
 
-Revision ID: 0034
+Revision ID: 0032
 """
 
 from alembic import op
 
-revision = "0034"
+revision = "0032"
 down_revision = "0031"
 branch_labels = None
 depends_on = None
