@@ -417,8 +417,6 @@ table(
     *charge_columns(),
     index("day_ms"),
     index("workload_id"),
-    # For those who erase a tenant, of few rows.
-    index("inference_id", postgresql_where=sa.text("inference_id IS NOT NULL")),
 )
 
 table(
