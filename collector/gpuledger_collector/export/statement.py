@@ -42,7 +42,7 @@ from gpuledger_collector.export.disputes import amounts, days_text
 from gpuledger_collector.export.fair_share import shares_report
 from gpuledger_collector.export.findings import STATES, advice
 from gpuledger_collector.export.list_form import ListForm
-from gpuledger_collector.export.model_use import MODEL_USE
+from gpuledger_collector.export.model_use import use_facts
 from gpuledger_collector.export.shortened import is_rest, shorten_report
 from gpuledger_collector.export.site import (
     ANOMALIES,
@@ -128,7 +128,7 @@ def as_html(statement: Statement, site: Site | None = None) -> str:
         # A file of a closed month stays the same bytes until something is corrected.
         verdict=statement.verdict if site is not None else None,
         shares=list(map(SHARES.texts, list_lines(statement.shares))),
-        models=list(map(MODEL_USE.texts, statement.model_use)),
+        models=list(map(use_facts, statement.model_use)),
         contested=[_contested_row(contested) for contested in statement.contested],
         marks={
             contested.job: "contested"

@@ -1,10 +1,11 @@
 """Statements of those who asked shared servers: tokens, prices, coverage and idle cost by model."""
 
+from decimal import Decimal
+
 import pytest
 
 from fakes.fleet import DAY, OCTOBER
 from fakes.shared_server import DECLARED, MODEL, NLP, VISION, ask, count
-from gpuledger_collector.export.model_use import MODEL_USE
 from gpuledger_collector.export.statement import as_html
 from gpuledger_collector.services.statement import read_statement
 
@@ -27,19 +28,21 @@ def test_a_statement_shows_what_models_cost(served, run, apply):
     assert apply(CHARGED)[0] == 0
     assert run("chargeback", "--from", "2025-10-01", "--to", "2025-10-02")[0] == 0
     statement = read(served, {"team": "vision"})
-    (row,) = map(MODEL_USE.texts, statement.model_use)
+    (use,) = statement.model_use
+    line = use.line
     # vision: 200 computed + 20 cached + 380 of output = 600 of 1,000, at 72 USD.
-    assert (row["server"], row["model"], row["currency"]) == ("qwen", MODEL, "USD")
-    assert (row["cost"], row["cost_idle"], row["cost_charged"]) == ("43.20", "21.60", "43.20")
-    assert (row["input_price"], row["cached_price"], row["output_price"]) == (
-        "72000.000000",
-        "7200.000000",
-        "288000.000000",
-    )
-    assert row["coverage"] == "0.7765"
+    assert (use.server, use.model) == ("qwen", MODEL)
+    assert [each.plain() for each in (line.cost, line.idle, line.charged)] == [
+        "43.20",
+        "21.60",
+        "43.20",
+    ]
+    assert use.prices == (72_000, 7_200, 288_000)
+    assert round(use.coverage, 4) == Decimal("0.7765")
     page = as_html(statement)
     assert "Models that you asked" in page
-    assert "72000.000000" in page
+    for said in ("72,000.0000", "43.20 USD", "21.60 of it idle", "43.20 charged", "77.6 %"):
+        assert said in page, said
     assert "t-nlp" not in page
 
 
