@@ -121,7 +121,8 @@ def _say_tomorrow(mornings: Availability, zone: str) -> str:
     first, end = MORNING
     return (
         f" Tomorrow morning: {mornings.outlook}, as so many were in {mornings.enough} of the"
-        f" {plural(mornings.hours, 'hour')} between {first:02}:00 and {end:02}:00 {zone}."
+        f" {plural(mornings.hours - mornings.undecided, 'hour')} between {first:02}:00 and"
+        f" {end:02}:00 {zone}{_say_unknown(mornings)}."
     )
 
 
