@@ -36,7 +36,7 @@ from gpuledger_agent.owners.kubernetes_api import (
 )
 from gpuledger_agent.owners.labels import MAX_VALUE_CHARACTERS, tags_of
 from gpuledger_agent.owners.machine_note import MachineNote
-from gpuledger_agent.owners.pod_jobs import job_of, people_of
+from gpuledger_agent.owners.pod_jobs import SLURM_TAG, job_of, people_of
 from gpuledger_agent.owners.pod_owners import refused_levels
 from gpuledger_agent.owners.pod_shares import (
     ClaimKey,
@@ -505,7 +505,13 @@ def workload_of(
         own |= bridged.tags
         if bridged.refused is not None:
             refused = {"team": bridged.refused, **refused}
+        if bridged.account and "team" not in {*space.labels, *chosen}:
+            # Users write the account, so it is as little a team as a label that says so.
+            said = refused_levels({"team": bridged.account}, {}, space.annotations)
+            defaults = {key: value for key, value in defaults.items() if key not in said}
+            refused = {**said, **refused}
     labels = {**defaults, **space.labels, **chosen, **people.tags}
+    labels.pop(SLURM_TAG, None)
     job = job_of(namespace, name, facts.labels, facts.annotations, facts.controller)
     return Workload(
         facts.uid or title,

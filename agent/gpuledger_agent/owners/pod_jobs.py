@@ -20,6 +20,10 @@ from gpuledger_agent.owners.labels import MAX_VALUE_CHARACTERS, UNSTORABLE
 
 SLURM_JOB = "scheduler.slinky.slurm.net/slurm-jobid"
 """Label of the pods that slurm-bridge scheduled: the job of Slurm that stands for them."""
+SLURM_TAG = "slurm_job_id"
+"""Tag of that job: by it a pod takes the place of what Slurm's accounting says, so neither a label
+nor metadata may be called so.
+"""
 _HASH = re.compile(r"-[a-z0-9]{1,10}$")
 """The end of a ReplicaSet's name: its pod-template-hash."""
 

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from gpuledger_agent.owners.labels import MAX_VALUE_CHARACTERS, tags_of
+from gpuledger_agent.owners.pod_jobs import SLURM_TAG
 from gpuledger_agent.owners.pod_owners import refused_levels
 from gpuledger_agent.owners.processes import read_start_time, workload_of_cgroup
 from gpuledger_agent.settings import is_web_address
@@ -64,7 +65,7 @@ _NOBODY = "ffffffff"
 """The number of workers that Ray started before it had a job for them."""
 _ID, _CONFIG = b"RAY_JOB_ID", b"RAY_JOB_CONFIG_JSON_ENV_VAR"
 _LEVELS = ("org", "team", "project", "experiment", "run")
-_OWN = ("namespace", "pod", "pod_uid", "container")
+_OWN = ("namespace", "pod", "pod_uid", "container", SLURM_TAG)
 """Tags of a pod that no metadata replaces."""
 
 
@@ -114,14 +115,19 @@ def ask_job(url: str, name: str) -> RayJob | None:
         raise RayFailed(f"HTTP status {answer.status}")
     try:
         content = json.loads(answer.body)
-        metadata = content["metadata"] or {}
-        texts = content["job_id"] or "", content["submission_id"] or ""
-        job = RayJob(*texts, {key: value for key, value in metadata.items() if value})
+        number, submission = content["job_id"] or "", content["submission_id"] or ""
+        metadata = {key: value for key, value in (content["metadata"] or {}).items() if value}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RayFailed("the answer is no job") from error
-    if not all(isinstance(text, str) for text in (*texts, *job.metadata.values())):
+    if not all(isinstance(text, str) for text in (number, submission, *metadata.values())):
         raise RayFailed("the answer is no job")
-    return job
+    # Whoever submits jobs runs code beside this API, so an answer is as little to be trusted as an
+    # environment: what a workload is known by must be what Ray itself writes.
+    if number and not _NUMBER.fullmatch(number):
+        raise RayFailed("the number of the job is none")
+    return RayJob(
+        number, submission if _SUBMISSION.fullmatch(submission) else "", tags_of(metadata)
+    )
 
 
 def job_of_environment(environment: bytes) -> str | None:
@@ -254,6 +260,7 @@ class RayOwners:
     def ask(self) -> int:
         """Ask for the jobs that are new or old; how many were asked for."""
         now, until, asked = self.clock(), time.monotonic() + ASK_S, 0
+        silent: set[str] = set()
         for key, entry in list(self._jobs.items()):
             if now - entry.used_s > UNUSED_S:
                 self._jobs.pop(key, None)
@@ -264,10 +271,13 @@ class RayOwners:
             if time.monotonic() > until:
                 break
             cluster, name = key
+            if cluster in silent:  # the jobs of others must not wait for it
+                continue
             asked += 1
             try:
                 entry.job = ask_job(self.clusters[cluster], name)
             except RayFailed as error:
+                silent.add(cluster)
                 self._say("api", cluster, f"teams and users of its jobs are unknown: {error}")
             else:
                 self._said.discard(("api", cluster))
@@ -336,7 +346,8 @@ def workload_of_job(
     """
     metadata = {} if job is None else job.metadata
     refused = refused_levels(metadata, space.labels, space.annotations)
-    said = tags_of({key: value for key, value in metadata.items() if key not in refused})
+    taken = refused.keys() | {SLURM_TAG}
+    said = tags_of({key: value for key, value in metadata.items() if key not in taken})
     highest = next((at for at, level in enumerate(_LEVELS) if level in said), len(_LEVELS))
     tags = {
         key: value for key, value in pod.tags.items() if key not in _LEVELS[highest + 1 :]

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuledger_agent.owners.labels import MAX_VALUE_CHARACTERS, UNSTORABLE
-from gpuledger_agent.owners.pod_jobs import SLURM_JOB, Controller
+from gpuledger_agent.owners.pod_jobs import SLURM_JOB, SLURM_TAG, Controller
 
 GROUP, NODE_SET = "slinky.slurm.net", "NodeSet"
 """API group and kind of the object that creates the pods of slurmd."""
@@ -49,7 +49,7 @@ class BridgedJob:
     @property
     def tags(self) -> dict[str, str]:
         """Tags that no label replaces."""
-        return {"slurm_job_id": self.id}
+        return {SLURM_TAG: self.id}
 
 
 def is_slurm_node(controller: Controller | None) -> bool:

@@ -1,9 +1,11 @@
 """Jobs inside a Ray cluster: who holds a card of its pods, and what is read to know it."""
 
+import json
 import logging
 from dataclasses import replace
 from fractions import Fraction
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from fakes.ray_cluster import driver, job_api, run_process, worker
 from gpuledger_agent.owners import discovery, ray
 from gpuledger_agent.owners.kubernetes import workload_of
 from gpuledger_agent.owners.kubernetes_api import NamespaceFacts, PodFacts
+from gpuledger_agent.owners.labels import MAX_TAGS, MAX_VALUE_CHARACTERS, UNSTORABLE
 from gpuledger_agent.owners.ray import (
     RayFailed,
     RayOwners,
@@ -220,6 +223,8 @@ def test_a_job_that_is_gone_is_forgotten(card, api):
         (200, "{"),
         (200, '{"job_id": 7, "submission_id": null, "metadata": null}'),
         (200, '{"job_id": "02000000", "submission_id": null, "metadata": ["team"]}'),
+        (200, '{"job_id": "\\ud800", "submission_id": null, "metadata": null}'),
+        (200, '{"job_id": "%s", "submission_id": null, "metadata": null}' % ("0" * 5_000)),
         (200, '{"job_id": "02000000", "submission_id": null, "metadata": {"team": {}, "a": [1]}}'),
         (200, " " * (ray.MAX_ANSWER_BYTES + 1)),
     ],
@@ -234,6 +239,52 @@ def test_an_answer_that_is_no_job_is_said_once_and_changes_nothing(card, api, st
     assert holder.workload.job == "RayJob ml/shared/02000000"
     assert caplog.text.count("teams and users of its jobs are unknown") == 1
     assert len(api.requests) == 2
+
+
+def test_no_answer_makes_a_workload_that_cannot_be_sent(card, api):
+    """Users run code beside the job API: one that a collector refuses would stop the node's bill."""
+    api.body = json.dumps(
+        {
+            "job_id": "02000000",
+            "submission_id": "\ud800\0",
+            "metadata": {"team": "\ud800", "project": "x\0", "org": "n" * 9_000, "user": "amina"},
+        }
+    )
+    card.run(1, worker("02000000"))
+    (holder,) = card.known()
+    msgspec.msgpack.encode(holder.workload)
+    texts = [*holder.workload.refused.values(), *holder.workload.tags.values()]
+    assert not any(UNSTORABLE.search(text) for text in (*texts, holder.workload.job))
+    assert (holder.workload.user, holder.workload.job) == ("amina", "RayJob ml/shared/02000000")
+
+
+def test_what_is_kept_of_an_answer_is_bounded(api):
+    api.submit("02000000", "raysubmit_a", **{f"k{at}": "v" * 1_000 for at in range(200)})
+    metadata = ask_job(api.url, "02000000").metadata
+    assert len(metadata) == MAX_TAGS
+    assert {len(value) for value in metadata.values()} == {MAX_VALUE_CHARACTERS}
+
+
+def test_a_cluster_that_does_not_answer_keeps_no_other_from_being_asked(card, api):
+    """A hundred jobs of a head that hangs are one question in a round."""
+    api.status = 500
+    card.owners.clusters = {"ml/away": api.url, "ml/shared": api.url}
+    for at in range(100):
+        card.owners._find("ml/away", f"{at:08}")
+    card.owners._find("ml/shared", "02000000")
+    assert card.owners.ask() == 2
+    assert api.requests == ["/api/jobs/00000000", "/api/jobs/02000000"]
+    card.owners.ask()
+    assert api.requests[2:] == ["/api/jobs/00000001"]
+
+
+def test_no_metadata_names_a_job_of_slurm(card, api):
+    """By that tag a pod takes a job off what Slurm's accounting says."""
+    api.submit("02000000", "raysubmit_a", slurm_job_id="4711")
+    card.run(1, worker("02000000"))
+    assert "slurm_job_id" not in card.known()[0].workload.tags
+    card.pod = replace(card.pod, tags=card.pod.tags | {"slurm_job_id": "12"})
+    assert card.known()[0].workload.tags["slurm_job_id"] == "12"
 
 
 def test_an_api_that_is_not_there_is_an_error_of_ours(api):

@@ -10,6 +10,8 @@ from fakes.apiserver import api_server
 from fakes.kubernetes_node import card, cluster_owners
 from gpuledger_agent.holder_observations import observe_holders
 from gpuledger_agent.owners import discovery
+from gpuledger_agent.owners.kubernetes import workload_of
+from gpuledger_agent.owners.kubernetes_api import NamespaceFacts, PodFacts
 from gpuledger_agent.owners.slinky import bridged_job_of
 from gpuledger_agent.owners.slurm import SlurmOwners
 from gpuledger_agent.settings import Settings
@@ -126,6 +128,31 @@ def test_a_bridged_pod_is_attributed_as_its_job(tmp_path, server):
         refused = owners.holders(CARDS, [])[card(0)][0].workload
         assert (refused.account, refused.tags["team"]) == (None, "vision")
         assert refused.refused == {"team": "nlp"}
+
+
+def bridged(labels, annotations=None, space=None):
+    """A pod in a namespace as a workload."""
+    facts = PodFacts("u-a", labels, annotations=annotations or {})
+    return workload_of("ml", "a", (), facts, space or NamespaceFacts())
+
+
+@pytest.mark.parametrize("own", [{}, {"team": "finance"}])
+def test_an_account_is_no_way_around_the_teams_that_a_namespace_allows(own):
+    """Users write it, as they write the label."""
+    space = NamespaceFacts({}, {"gpuledger.allowed-teams": "vision, nlp"})
+    pod = bridged({JOB_ID: "4711"} | own, {ACCOUNT: "robots"}, space)
+    assert "team" not in pod.tags
+    assert pod.refused == {"team": own.get("team", "robots")}
+    assert bridged({JOB_ID: "4711"}, {ACCOUNT: "nlp"}, space).tags["team"] == "nlp"
+    named = bridged({JOB_ID: "4711", "team": "vision"}, {ACCOUNT: "robots"}, space)
+    assert (named.tags["team"], named.refused) == ("vision", {})
+
+
+def test_only_slurms_own_label_names_a_job_of_slurm():
+    """By that tag a pod takes a job off what Slurm's accounting says."""
+    space = NamespaceFacts({"slurm_job_id": "1"}, {})
+    assert "slurm_job_id" not in bridged({"slurm_job_id": "4711"}, space=space).tags
+    assert bridged({"slurm_job_id": "4", JOB_ID: "12"}).tags["slurm_job_id"] == "12"
 
 
 def test_jobs_inside_are_known_where_their_folder_is_and_slurm_is_an_owner_source(tmp_path):
