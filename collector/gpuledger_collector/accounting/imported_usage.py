@@ -7,7 +7,8 @@ and at every instant what is left and what was seen is at least what was importe
 the larger of the two.
 
 The same law holds for a job of Slurm that pods stand for (slurm-bridge), whatever its pool: what
-its pods were seen holding takes the place of what Slurm's accounting says of it.
+its pods were seen holding takes the place of what Slurm's accounting says of it. A board that took
+the place of its job takes no other's, so in its own pool that part of it does not count again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice, pairwise, product
+from itertools import accumulate, islice, pairwise, product
 
 from gpuledger_collector.accounting.attribution import slurm_job_id
 from gpuledger_collector.accounting.period import Period, join_periods
@@ -52,6 +53,10 @@ class SeenPod:
 
     job_id: str
     node: str
+    """Where it was seen."""
+    pool: str
+    placed_on: str
+    """Pool and node of the accelerator's placement; an empty node is any."""
     gpu_micro: int
     """Its part of a board."""
     holding: tuple[int, int]
@@ -61,8 +66,9 @@ class SeenPod:
 
 def without_pods(
     imported: Sequence[ImportedUsage], seen: Iterable[SeenPod], day: Period, until_ms: int
-) -> list[ImportedUsage]:
-    """Imported usage of a day without what the pods of its job were seen holding.
+) -> tuple[list[ImportedUsage], list[SeenAccelerator]]:
+    """Imported usage of a day without what the pods of its job were seen holding, and what of
+    accelerators in the pools of these jobs took their place.
 
     A pod counts only on a node that Slurm says the job ran on: whoever writes a pod's labels cannot
     take a job elsewhere off the bill.
@@ -73,6 +79,7 @@ def without_pods(
         by_job[pod.job_id].append(pod)
         numbers.setdefault(pod.holding, len(numbers))
     left: list[ImportedUsage] = []
+    spent: list[SeenAccelerator] = []
     by_nodes: dict[tuple[str, str], list[ImportedUsage]] = defaultdict(list)
     for usage in imported:
         job_id = slurm_job_id(usage.key)
@@ -84,14 +91,73 @@ def without_pods(
         nodes = expand_nodes(node_list)
         # The pods of a job take the place of its count as a whole, on whichever of its nodes.
         pods = [
-            SeenAccelerator("", "", pod.gpu_micro, numbers[pod.holding], pod.period)
+            SeenAccelerator(
+                pod.pool, pod.placed_on, pod.gpu_micro, numbers[pod.holding], pod.period
+            )
             for pod in by_job[job_id]
             if pod.node in nodes
         ]
         anywhere = [replace(usage, node="") for usage in usages]
         rest = _usage_left(anywhere, pods, day, until_ms) if pods else usages
         left += [replace(usage, node=node_list) for usage in rest]
-    return sorted(left, key=lambda usage: (usage.key, usage.start_ms))
+        if pods:
+            spent += _spent(usages, rest, pods, day, until_ms)
+    return sorted(left, key=lambda usage: (usage.key, usage.start_ms)), spent
+
+
+def _spent(
+    usages: Sequence[ImportedUsage],
+    rest: Sequence[ImportedUsage],
+    pods: Sequence[SeenAccelerator],
+    day: Period,
+    until_ms: int,
+) -> list[SeenAccelerator]:
+    """What pods on accelerators in the pools of a job took of it, by node: those of other pools,
+    which displace nothing else, went first.
+    """
+    pools = sorted({usage.pool for usage in usages})
+    whole, left = _micro_by_instant(usages, day, until_ms), _micro_by_instant(rest, day, until_ms)
+    own = {pool: _Timeline([pod for pod in pods if pod.pool == pool]) for pool in pools}
+    others = _Timeline([pod for pod in pods if pod.pool not in own])
+    edges = set(whole.instants) | set(left.instants)
+    for timeline in (others, *own.values()):
+        edges |= timeline.edges(day)
+    spent: list[SeenAccelerator] = []
+    for start_ms, end_ms in pairwise(sorted(edges)):
+        taken = whole.at(start_ms) - left.at(start_ms)
+        taken -= min(taken, sum(others.gpus_at(start_ms).values()))
+        for pool, timeline in own.items():
+            for node, micro in sorted(timeline.gpus_at(start_ms).items()):
+                part = min(micro, taken)
+                taken -= part
+                if part:
+                    period = Period(start_ms, end_ms)
+                    spent.append(SeenAccelerator(pool, node, part, 0, period))
+    return spent
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """How many micro-GPUs were used from each of these instants on."""
+
+    instants: Sequence[int]
+    micros: Sequence[int]
+
+    def at(self, at_ms: int) -> int:
+        """The count at an instant."""
+        place = bisect_right(self.instants, at_ms)
+        return self.micros[place - 1] if place else 0
+
+
+def _micro_by_instant(usages: Sequence[ImportedUsage], day: Period, until_ms: int) -> _Counts:
+    changes: Counter[int] = Counter()
+    for usage in usages:
+        end_ms = max(usage.start_ms, _end(usage, until_ms))
+        if (span := day.clip(Period(usage.start_ms, end_ms))) is not None:
+            changes[span.start_ms] += usage.gpu_micro
+            changes[span.end_ms] -= usage.gpu_micro
+    instants = sorted(changes)
+    return _Counts(instants, list(accumulate(changes[at] for at in instants)))
 
 
 @lru_cache(maxsize=256)
@@ -121,14 +187,23 @@ def _numbers(text: str) -> list[str]:
 
 
 def without_seen(
-    imported: Sequence[ImportedUsage], seen: Iterable[SeenAccelerator], day: Period, until_ms: int
+    imported: Sequence[ImportedUsage],
+    seen: Iterable[SeenAccelerator],
+    day: Period,
+    until_ms: int,
+    spent: Iterable[SeenAccelerator] = (),
 ) -> list[ImportedUsage]:
     """Imported usage of a day without what accelerators of its pool were seen doing.
 
     An accelerator takes the place of usage that names its node first, alone before with others,
     then of usage of its pool that names none. What is left is split over the imports by their
     counts, by largest remainder in the order of their keys.
+
+    `spent`: what of these accelerators has taken the place of its own job already (`without_pods`).
     """
+    spent_by_pool: dict[str, list[SeenAccelerator]] = defaultdict(list)
+    for part in spent:
+        spent_by_pool[part.pool].append(part)
     by_pool: dict[str, list[SeenAccelerator]] = defaultdict(list)
     for sighting in seen:
         by_pool[sighting.pool].append(sighting)
@@ -138,14 +213,18 @@ def without_seen(
     left: list[ImportedUsage] = []
     for pool, pool_usages in sorted(usages.items()):
         if pool in by_pool:
-            left += _usage_left(pool_usages, by_pool[pool], day, until_ms)
+            left += _usage_left(pool_usages, by_pool[pool], day, until_ms, spent_by_pool[pool])
         else:
             left += pool_usages
     return sorted(left, key=lambda usage: (usage.key, usage.start_ms))
 
 
 def _usage_left(
-    usages: Sequence[ImportedUsage], seen: Sequence[SeenAccelerator], day: Period, until_ms: int
+    usages: Sequence[ImportedUsage],
+    seen: Sequence[SeenAccelerator],
+    day: Period,
+    until_ms: int,
+    spent: Sequence[SeenAccelerator] = (),
 ) -> list[ImportedUsage]:
     # By key, not by id: ties of the split must not depend on the order of import.
     ordered = sorted(usages, key=lambda usage: (usage.key, usage.start_ms))
@@ -153,7 +232,7 @@ def _usage_left(
         day.clip(Period(usage.start_ms, max(usage.start_ms, _end(usage, until_ms))))
         for usage in ordered
     ]
-    timeline = _Timeline(seen)
+    timeline = _Timeline(seen, spent)
     edges = timeline.edges(day) | {
         at for span in spans if span for at in (span.start_ms, span.end_ms)
     }
@@ -230,9 +309,11 @@ def _take(left: list[int], places: Sequence[int], micro: int) -> int:
 
 
 class _Timeline:
-    """How much of a pool was seen at an instant, by node."""
+    """How much of a pool was seen at an instant, less what of it was spent, by node."""
 
-    def __init__(self, seen: Iterable[SeenAccelerator]) -> None:
+    def __init__(
+        self, seen: Iterable[SeenAccelerator], spent: Iterable[SeenAccelerator] = ()
+    ) -> None:
         spans: dict[tuple[str, int, int], list[Period]] = defaultdict(list)
         for sighting in seen:
             spans[sighting.node, sighting.accelerator_id, sighting.gpu_micro].append(
@@ -244,6 +325,9 @@ class _Timeline:
             for period in join_periods(periods):
                 changes[period.start_ms][node] += micro
                 changes[period.end_ms][node] -= micro
+        for part in spent:
+            changes[part.period.start_ms][part.node] -= part.gpu_micro
+            changes[part.period.end_ms][part.node] += part.gpu_micro
         self._instants = sorted(changes)
         self._states: list[Mapping[str, int]] = []
         state: dict[str, int] = {}

@@ -681,7 +681,7 @@ def imported_without_seen(
     """Imported usage of a day, less the time of accelerators that were seen in its pools, and of
     pods that stand for its jobs.
     """
-    imported = _imported_without_pods(connection, day, placements, until_ms)
+    imported, spent = _imported_without_pods(connection, day, placements, until_ms)
     pools = {usage.pool for usage in imported}
     there = {
         number: inside
@@ -709,7 +709,7 @@ def imported_without_seen(
         if placement.accelerator.node in ("", fact.node)
         and (part := placement.period.clip(Period(fact.start_ms, fact.end_ms))) is not None
     ]
-    return without_seen(imported, seen, day, until_ms)
+    return without_seen(imported, seen, day, until_ms, spent)
 
 
 def _imported_without_pods(
@@ -717,20 +717,24 @@ def _imported_without_pods(
     day: Period,
     placements: Mapping[int, Sequence[RatedPlacement]],
     until_ms: int,
-) -> list[ImportedUsage]:
-    """Imported usage of a day without what the pods of its jobs held (slurm-bridge)."""
+) -> tuple[list[ImportedUsage], list[SeenAccelerator]]:
+    """Imported usage of a day without what the pods of its jobs held (slurm-bridge), and what of
+    their accelerators that took.
+    """
     imported = usage.imported_usage(connection, day)
     if not any(slurm_job_id(own.key) for own in imported):
-        return imported
+        return imported, []
     pods = usage.slurm_pods(connection, day)
     if not pods:
-        return imported
+        return imported, []
     jobs = {report: job_id for _, report, job_id in pods}
     accelerators = sorted({number for number, _, _ in pods})
     seen = [
         SeenPod(
             job_id=jobs[fact.attributes_id],
             node=fact.node,
+            pool=placement.accelerator.pool,
+            placed_on=placement.accelerator.node,
             gpu_micro=placement.accelerator.gpu_micro
             * fact.held_ms
             // (fact.end_ms - fact.start_ms),

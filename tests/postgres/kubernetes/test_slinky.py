@@ -93,6 +93,20 @@ def test_what_no_agent_saw_of_the_job_stays(node, tmp_path):
     assert node.world.bill("2026-08")["nlp"] == ("6.000000", "60.00")
 
 
+def test_in_its_own_pool_a_card_takes_the_place_of_one_gpu_once(node, tmp_path):
+    """Six cards on two nodes, of which the four of n1 were seen, two of them with its pods: the two
+    of n2 stay.
+    """
+    two_pods(node)
+    node.hold(AUGUST_MS)
+    path = tmp_path / "sacct.txt"
+    path.write_text(sacct(4711, 6, "n[1-2]") + "\n")
+    node.world.run("import", "sacct", path, "--pool", "default")
+    bill = node.world.bill("2026-08")
+    assert bill["nlp"] == ("4.000000", "40.00")
+    assert bill["(unallocated)"] == ("2.000000", "20.00")
+
+
 def test_a_label_takes_no_job_elsewhere_off_the_bill(node, tmp_path):
     """The job of that number ran on n2, and another one at another time: both are billed."""
     two_pods(node)

@@ -2,6 +2,7 @@
 the nodes that a job names, and the pods of a job of Slurm.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -28,13 +29,14 @@ def usage(job, gpus, start_ms=0, end_ms=1000, node="n1"):
     return ImportedUsage(1, start_ms, end_ms, gpus * GPU, "H100", "bridge", node, key=key)
 
 
-def pod(job, accelerator, start_ms=0, end_ms=1000, node="n1", workload=1, micro=GPU):
-    return SeenPod(str(job), node, micro, (accelerator, workload), Period(start_ms, end_ms))
+def pod(job, accelerator, start_ms=0, end_ms=1000, node="n1", workload=1, micro=GPU, pool="k8s"):
+    period = Period(start_ms, end_ms)
+    return SeenPod(str(job), node, pool, node, micro, (accelerator, workload), period)
 
 
 def left(usages, pods):
     """Micro-GPU-milliseconds that stay on the bill of imports."""
-    rest = without_pods(usages, pods, DAY, DAY.end_ms)
+    rest, _ = without_pods(usages, pods, DAY, DAY.end_ms)
     return sum(part.gpu_micro * (part.end_ms - part.start_ms) for part in rest)
 
 
@@ -49,11 +51,11 @@ def test_a_sighting_that_comes_twice_counts_once():
 
 def test_other_jobs_and_nodes_stay_as_they_are():
     usages = [usage(1, 1, node="n[2-3]"), usage(2, 1)]
-    assert without_pods(usages, [pod(1, 5)], DAY, DAY.end_ms) == usages
+    assert without_pods(usages, [pod(1, 5)], DAY, DAY.end_ms) == (usages, [])
 
 
 def test_what_is_left_keeps_its_nodes():
-    (rest,) = without_pods([usage(1, 3, node="n[1-2]")], [pod(1, 5)], DAY, DAY.end_ms)
+    (rest,), _ = without_pods([usage(1, 3, node="n[1-2]")], [pod(1, 5)], DAY, DAY.end_ms)
     assert (rest.node, rest.gpu_micro) == ("n[1-2]", 2 * GPU)
 
 
@@ -130,3 +132,54 @@ def test_who_names_one_node_goes_first():
 def test_a_node_that_others_name_too_is_left_to_them():
     jobs = [usage(1, 1, node="n[1,3]"), usage(2, 1, node="n[1-2]")]
     assert kept(jobs, boards(n1=1, n3=1)) == {}
+
+
+def kept_beside(usages, pods, seen):
+    """GPUs that stay on the bill of imports, where both pods and boards of the pool were seen."""
+    rest, spent = without_pods(usages, pods, DAY, DAY.end_ms)
+    return sum(
+        part.gpu_micro * (part.end_ms - part.start_ms)
+        for part in without_seen(rest, seen, DAY, DAY.end_ms, spent)
+    ) / (GPU * 1000)
+
+
+def test_a_board_takes_the_place_of_one_gpu_once():
+    """Three GPUs on two nodes, of which one was measured: its two boards are those of the pods."""
+    job, seen = usage(1, 3, node="n[1-2]"), boards(n1=2)
+    pods = [pod(1, board, pool="bridge") for board in (0, 1)]
+    assert kept_beside([job], pods, seen) == 1
+    # What a pod does not hold of a board is there for others.
+    assert kept_beside([job], pods[:1], seen) == 1
+    assert kept_beside([usage(1, 1), usage(2, 2)], pods, seen) == 1
+
+
+def test_pods_of_another_pool_spend_no_board_of_this_one():
+    """One GPU of the job is on a board elsewhere, and the boards of its pool are the other two."""
+    job, seen = usage(1, 3, node="n[1-2]"), boards(n1=2)
+    assert kept_beside([job], [pod(1, 9), pod(1, 0, pool="bridge")], seen) == 0
+
+
+@given(
+    counts=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    held=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 900), st.integers(1, 1000))),
+    number=st.integers(0, 6),
+)
+def test_what_is_left_and_what_was_seen_are_the_larger_of_both(counts, held, number):
+    """Jobs of one node in its own pool: at every instant no GPU is lost and none is there twice."""
+    usages = [usage(job, count) for job, count in enumerate(counts)]
+    pods = [
+        pod(job % len(counts), at % number, start, start + span, pool="bridge")
+        for at, (job, start, span) in enumerate(held)
+        if number
+    ]
+    # A board is one job's at a time.
+    alone = [
+        one
+        for at, one in enumerate(pods)
+        if not any(
+            other.holding[0] == one.holding[0] and other.period.clip(one.period)
+            for other in pods[:at]
+        )
+    ]
+    inside = [replace(one, period=one.period.clip(Period(0, 1000))) for one in alone]
+    assert kept_beside(usages, inside, boards(n1=number)) == max(sum(counts) - number, 0)
