@@ -176,6 +176,8 @@ def _numbers(text: str) -> list[str]:
     numbers: list[str] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
+        if len(numbers) > MAX_NODES:
+            break
         if dash and first.isdecimal() and last.isdecimal() and len(last) < 10:
             numbers += [
                 str(number).zfill(len(first))

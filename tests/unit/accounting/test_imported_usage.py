@@ -13,6 +13,7 @@ from gpuledger_collector.accounting.imported_usage import (
     MAX_NODES,
     SeenAccelerator,
     SeenPod,
+    _numbers,
     expand_nodes,
     without_pods,
     without_seen,
@@ -95,6 +96,13 @@ def test_lists_of_nodes(text, nodes):
 
 def test_a_list_of_too_many_nodes_ends():
     assert len(expand_nodes("a[0-99999]b[0-99999]")) == MAX_NODES
+
+
+def test_a_list_of_many_ranges_ends():
+    """Of which a line of sacct may hold thousands."""
+    ranges = ",".join(["0-99999"] * 1_000)
+    assert len(_numbers(ranges)) <= 2 * MAX_NODES + 1
+    assert len(expand_nodes(f"a[{ranges}]")) == MAX_NODES
 
 
 def boards(**counts):
