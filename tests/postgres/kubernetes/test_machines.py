@@ -6,7 +6,7 @@ import io
 import psycopg
 
 from fakes.facts import AUGUST_MS, DAY, HOUR
-from fakes.kubernetes_node import card
+from fakes.kubernetes_node import MINUTE, card
 from gpuledger_collector.storage.billing.node_purchases import current, record, said_purchase
 
 
@@ -94,6 +94,33 @@ def test_where_no_rate_is_spot_nothing_changes(node):
     node.pod("vision", "a", card(0), team="vision")
     node.hold(AUGUST_MS)
     assert node.world.bill("2026-08")["vision"] == ("1.000000", "10.00")
+
+
+def test_a_label_that_changes_and_back_within_an_hour_changes_no_later_one(node, world):
+    """Neither in what is kept nor in what the collector remembers of it."""
+    priced(node)
+    node.pod("vision", "a", card(0), team="vision")
+    for at, way in enumerate(("SPOT", "ON_DEMAND", "SPOT")):
+        spot(node, way)
+        node.restart()
+        node.hold(AUGUST_MS + at * 20 * MINUTE, minutes=20)
+    for hour in (1, 2):
+        node.hold(AUGUST_MS + hour * HOUR)
+    # The hour is over already when its batches come here, so the next one is on demand.
+    assert said(node)[-1] == ("n1", AUGUST_MS + 2 * HOUR, "spot")
+    assert node.world.bill("2026-08")["vision"] == ("3.000000", "16.00")
+
+
+def test_what_was_to_hold_from_the_next_hour_on_is_taken_back_in_this_one(dsn, world):
+    now_ms = 5 * HOUR + 30 * MINUTE
+    with psycopg.connect(dsn) as connection:
+        for purchase in ("spot", "on_demand", "spot"):
+            record(connection, [said_purchase("n1", now_ms, purchase)], now_ms)
+        assert current(connection) == {"n1": [(5 * HOUR, "spot")]}
+        # A later hour that has begun said it itself, whatever arrives after it.
+        record(connection, [said_purchase("n1", 6 * HOUR, "reserved")], 7 * HOUR)
+        record(connection, [said_purchase("n1", now_ms, "spot")], 7 * HOUR)
+        assert current(connection) == {"n1": [(5 * HOUR, "spot"), (6 * HOUR, "reserved")]}
 
 
 def test_what_a_node_says_is_kept_where_it_changes(dsn, world):

@@ -437,8 +437,9 @@ class Store:
             known = said.get(entry.node) or self._said.get(entry.node)
             is_known = known is not None and known.purchase == entry.purchase
             if known is None or not is_known or entry.from_ms < known.from_ms:
-                said[entry.node] = entry
                 node_purchases.record(connection, [entry], now_ms)
+                if node_purchases.is_last_said(connection, entry):
+                    said[entry.node] = entry
         return lambda: self._said.update(said)
 
     def _is_confirmed(self, resolved: ResolvedBatch) -> bool:

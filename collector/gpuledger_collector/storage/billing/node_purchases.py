@@ -44,6 +44,15 @@ def current(connection: Connection) -> SaidPurchases:
     return dict(said)
 
 
+def is_last_said(connection: Connection, entry: SaidPurchase) -> bool:
+    """Whether the node said nothing else for later hours, so that the same again changes nothing."""
+    row = connection.execute(
+        "SELECT 1 FROM node_purchase WHERE node = %s AND from_ms > %s AND purchase <> %s LIMIT 1",
+        (entry.node, entry.from_ms, entry.purchase),
+    ).fetchone()
+    return row is None
+
+
 def record(connection: Connection, said: Iterable[SaidPurchase], now_ms: int) -> int:
     """Keep what changes, and request the days that it reprices; how many rows were written."""
     written = 0
@@ -54,6 +63,12 @@ def record(connection: Connection, said: Iterable[SaidPurchase], now_ms: int) ->
             (entry.node, entry.from_ms),
         ).fetchone()
         if before is not None and before[0] == entry.purchase:
+            # What it said in between was to hold from an hour on that has not begun.
+            if entry.from_ms + HOUR_MS > now_ms:
+                connection.execute(
+                    "DELETE FROM node_purchase WHERE node = %s AND from_ms > %s",
+                    (entry.node, max(entry.from_ms, now_ms)),
+                )
             continue
         # An hour has one price: what changes inside of it holds from the next one.
         is_taken = before is not None and before[1] == entry.from_ms
