@@ -23,6 +23,7 @@ import json
 import logging
 import math
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,6 +50,8 @@ MAX_JOBS = 1_000
 MAX_PROCESSES = 4_096
 MAX_ANSWER_BYTES = 256 * 1024
 MAX_ENVIRONMENT_BYTES = 1024 * 1024
+READ_S, MAX_HANGING = 0.5, 4
+"""How long a sample waits for an environment, and how many may hang before no further one is read."""
 TIMEOUT_S = 2.0
 ASK_S = 10.0
 """How long one round of questions may take; the other jobs are asked for at the next."""
@@ -152,12 +155,17 @@ def job_of_environment(environment: bytes) -> str | None:
 
 
 class RayProcesses:
-    """The jobs of processes, each read once: no process changes its own afterwards."""
+    """The jobs of processes, each read once: no process changes its own afterwards.
+
+    To read an environment takes a lock on the memory of its process, which one that hangs in a
+    driver never gives back. So each is read by a thread of its own.
+    """
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._known: dict[tuple[int, str, str], str | None] = {}
         self._is_denied = False
+        self._hanging: list[threading.Thread] = []
 
     def job_of(self, pid: int, pod_uid: str) -> str | None:
         """The job of a process of this pod; None for one of another pod or of no job."""
@@ -166,6 +174,9 @@ class RayProcesses:
             return None
         key = pid, started, pod_uid
         if key not in self._known:
+            self._hanging = [thread for thread in self._hanging if thread.is_alive()]
+            if len(self._hanging) >= MAX_HANGING:
+                return None
             while len(self._known) >= MAX_PROCESSES:
                 self._known.pop(next(iter(self._known)))
             self._known[key] = self._read(self._proc / str(pid), pod_uid)
@@ -177,8 +188,7 @@ class RayProcesses:
             # A process of another pod may call itself a worker of this cluster.
             if workload_of_cgroup(cgroup) != ("kubernetes", pod_uid):
                 return None
-            with (folder / "environ").open("rb") as file:
-                return job_of_environment(file.read(MAX_ENVIRONMENT_BYTES))
+            return job_of_environment(self._environment(folder / "environ"))
         except PermissionError:
             if not self._is_denied:
                 self._is_denied = True
@@ -189,6 +199,29 @@ class RayProcesses:
         except OSError:  # the process has ended
             pass
         return None
+
+    def _environment(self, path: Path) -> bytes:
+        """What a process was started with; nothing of one that hangs. Raises OSError."""
+        answers: list[bytes | OSError] = []
+
+        def read() -> None:
+            try:
+                with path.open("rb") as file:
+                    answers.append(file.read(MAX_ENVIRONMENT_BYTES))
+            except OSError as error:
+                answers.append(error)
+
+        thread = threading.Thread(target=read, name="ray environment", daemon=True)
+        thread.start()
+        thread.join(READ_S)
+        if not answers:
+            log.warning("owners ray: process %s hangs: its job is unknown", path.parent.name)
+            self._hanging.append(thread)
+            return b""
+        (answer,) = answers
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from dataclasses import replace
 from fractions import Fraction
 
@@ -311,6 +312,26 @@ def test_an_api_that_is_not_there_is_an_error_of_ours(api):
 )
 def test_what_an_environment_says(environment, job):
     assert job_of_environment(environment) == job
+
+
+def test_a_process_that_hangs_delays_no_sample_twice(card, monkeypatch, caplog):
+    """Its environment is a pipe that nobody writes to, as the memory of a process is that hangs."""
+    monkeypatch.setattr(ray, "READ_S", 0.05)
+    for pid in range(1, ray.MAX_HANGING + 1):
+        card.run(pid, b"")
+        (card.proc / f"{pid}" / "environ").unlink()
+        os.mkfifo(card.proc / f"{pid}" / "environ")
+    with caplog.at_level(logging.WARNING):
+        assert card.held() == card.held() == [Holder(card.pod, 1)]
+    assert caplog.text.count("hangs") == ray.MAX_HANGING
+    # No further one is read until one of them has ended, and then it is.
+    card.run(9, worker("02000000"))
+    assert card.held() == [Holder(card.pod, 1)]
+    for pid in range(1, ray.MAX_HANGING + 1):
+        (card.proc / f"{pid}" / "environ").write_bytes(b"PATH=/usr/bin\0")
+    for thread in card.owners.processes._hanging:
+        thread.join()
+    assert card.held()[0].workload.id == f"{UID}/02000000"
 
 
 def test_where_environments_may_not_be_read_that_is_said_once(tmp_path, monkeypatch, caplog):
