@@ -89,6 +89,28 @@ def test_late_evidence_reprices_the_days_that_were_rated(node):
     assert node.world.bill("2026-08")["vision"] == ("2.000000", "6.00")
 
 
+def test_late_evidence_about_a_closed_month_is_a_correction(node):
+    """Four cards in two hours of August are closed at 10 USD; a spool says spot from the second on.
+
+    Each of its other 743 hours is 7 USD less for each card, silent ones too, and booked later.
+    """
+    priced(node)
+    node.pod("vision", "a", *map(card, range(4)), team="vision")
+    node.hold(AUGUST_MS)
+    node.hold(AUGUST_MS + 2 * HOUR)
+    node.world.run("close", "--period", "2026-08")
+    before = node.world.bill("2026-08")
+    assert before["vision"] == ("8.000000", "80.00")
+    spot(node)
+    node.restart()
+    node.hold(AUGUST_MS + HOUR)
+    node.world.run("reconcile")
+    assert node.world.bill("2026-08") == before
+    booked = "SELECT sum(cost_micro), bool_and(booked_day_ms > day_ms) FROM correction"
+    assert node.world.rows(booked) == [(-4 * 743 * 7_000_000, True)]
+    node.world.run("periods", "--verify", "2026-08")
+
+
 def test_where_no_rate_is_spot_nothing_changes(node):
     spot(node)
     node.pod("vision", "a", card(0), team="vision")

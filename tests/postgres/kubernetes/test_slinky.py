@@ -93,6 +93,20 @@ def test_what_no_agent_saw_of_the_job_stays(node, tmp_path):
     assert node.world.bill("2026-08")["nlp"] == ("6.000000", "60.00")
 
 
+def test_accounting_that_comes_after_the_close_corrects_what_no_pod_held(node, tmp_path):
+    """Of three cards two were billed by their pods; the third one is booked later, once."""
+    two_pods(node)
+    node.hold(AUGUST_MS)
+    node.world.run("close", "--period", "2026-08")
+    before = node.world.bill("2026-08")
+    for _ in range(2):
+        bring(node, tmp_path, sacct(4711, 3, "n[1-2]"))
+        node.world.run("reconcile")
+        assert node.world.bill("2026-08") == before
+        (total,) = node.world.rows("SELECT sum(cost_micro) FROM correction")
+        assert total == (10_000_000,)
+
+
 def test_in_its_own_pool_a_card_takes_the_place_of_one_gpu_once(node, tmp_path):
     """Six cards on two nodes, of which the four of n1 were seen, two of them with its pods: the two
     of n2 stay.
