@@ -139,6 +139,7 @@ def demand_page(
         records_left_out=max(len(records) - MOST_POOLS, 0),
         form=_demand_form(site, narrowing, every_record, shown, models, wanted),
         free=[_free_facts(item, site, narrowing.model, zone) for item in free],
+        tomorrow=free_gpus.say_tomorrow(free, zone),
         counts=sorted({gpus for item in free for gpus in item.at_once if item.week_of(gpus)}),
         zone=zone,
         free_csv=address(DEMAND, {**site.extra, "by": "model", "format": "csv"}),
@@ -189,6 +190,7 @@ def _free_facts(item: FreeModel, site: Site, model: str, zone: str) -> dict[str,
         "item": item,
         "name": name,
         "path": address(DEMAND, {**site.extra, "model": name}) + "#free",
+        "idle_path": address("/idle", {"model": item.now.model}),
         "sentences": [
             free_gpus.say_availability(item, at_once, zone)
             for at_once in (shown if item.asked or is_asked else shown[-1:])

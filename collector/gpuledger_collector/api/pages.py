@@ -48,6 +48,7 @@ from gpuledger_collector.export.findings import (
     free_facts,
     gpus_and_slices,
 )
+from gpuledger_collector.export.free_gpus import say_tomorrow
 from gpuledger_collector.export.list_form import list_form
 from gpuledger_collector.export.shortened import is_rest, shorten_report
 from gpuledger_collector.export.site import (
@@ -279,6 +280,7 @@ def overview_page(
         pools=None if pools is None else [pool_facts(pool) for pool in pools.pools],
         pools_left_out=0 if pools is None else pools.left_out,
         ended=ended_pools(pools),
+        tomorrow=say_tomorrow(pools.free if pools else (), calendar.zone_at(now_ms).name),
         stored_ms=None if pools is None else pools.stored_ms,
         **_ledger_facts(found, view, view.filters.range_name or month, now_ms),
         **_current_facts(found, now_ms, is_open=context.keys.lets_anybody_report),

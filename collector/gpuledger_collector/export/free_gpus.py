@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.insight.free_gpus import (
     COUNTS,
+    LIKELY,
     MORNING,
     Availability,
     FreeAtOnce,
@@ -14,6 +17,8 @@ from gpuledger_common.plurals import plural
 
 SHOWN_SPANS = 2
 """Spans of the day that a sentence names."""
+SHOWN_MODELS = 5
+"""Models that a sentence names."""
 
 
 def name_model(item: FreeModel) -> str:
@@ -66,6 +71,13 @@ FREE_MODELS = Report[FreeModel](
             about="Free for all of the hour: of the last 168 hours, or 24 of more than 2,000 GPUs.",
         ),
         Column("most_free", lambda item: item.most, Kind.COUNT),
+        Column(
+            "likely_tomorrow",
+            lambda item: item.likely_tomorrow,
+            Kind.COUNT,
+            about="Likely to be free at once tomorrow from 08:00 to 12:00 of the billing zone, by the"
+            " mornings before. Empty: too few of them are known.",
+        ),
         Column("hours", lambda item: len(item.hours), Kind.COUNT),
         *(column for gpus in COUNTS for column in _columns_of(gpus)),
         Column("wanted", lambda item: item.wanted, Kind.COUNT, about="Empty: no number was."),
@@ -109,21 +121,47 @@ def say_availability(item: FreeModel, at_once: FreeAtOnce, zone: str) -> str:
         sentence += f" {plural(best.hours, 'day')}"
     if week.undecided:
         sentence += f"; of {plural(week.undecided, 'hour')} too little was observed to say"
-    return f"{sentence}.{_say_tomorrow(at_once.mornings, zone)}"
+    return f"{sentence}.{_say_outlook(item, at_once, zone)}"
 
 
-def _say_tomorrow(mornings: Availability, zone: str) -> str:
-    """Whether tomorrow's morning is likely to have so many, by the mornings before; empty: too few
-    of them are known.
+def _say_outlook(item: FreeModel, at_once: FreeAtOnce, zone: str) -> str:
+    """Whether tomorrow's morning is likely to have so many, by the mornings before, and what would
+    have to happen if not; empty: too few of them are known.
     """
+    mornings, likely = at_once.mornings, item.likely_tomorrow
     if mornings.outlook is None:
         return ""
-    first, end = MORNING
-    return (
-        f" Tomorrow morning: {mornings.outlook}, as so many were in {mornings.enough} of the"
-        f" {plural(mornings.hours - mornings.undecided, 'hour')} between {first:02}:00 and"
-        f" {end:02}:00 {zone}{_say_unknown(mornings)}."
+    sentence = (
+        f" Tomorrow morning: {mornings.outlook}, as"
+        f" {'one was' if at_once.gpus == 1 else 'so many were'} in {mornings.enough} of the"
+        f" {plural(mornings.hours - mornings.undecided, 'hour')} {_say_morning('between', 'and', zone)}"
+        f"{_say_unknown(mornings)}."
     )
+    if mornings.outlook == LIKELY or likely is None:
+        return sentence
+    counted = f"{likely:,} {'is' if likely == 1 else 'are'}" if likely else "None is"
+    return (
+        f"{sentence} {counted} likely: {at_once.gpus - likely:,} more would have to be given back."
+    )
+
+
+def _say_morning(word: str, until: str, zone: str) -> str:
+    first, end = MORNING
+    return f"{word} {first:02}:00 {until} {end:02}:00 {zone}"
+
+
+def say_tomorrow(items: Sequence[FreeModel], zone: str) -> str:
+    """How many of each model are likely to be free at once tomorrow morning; empty: of none of them
+    enough mornings are known.
+    """
+    known = [item for item in items if item.likely_tomorrow is not None]
+    if not known:
+        return ""
+    counts = [f"{item.likely_tomorrow:,} {name_model(item)}" for item in known[:SHOWN_MODELS]]
+    more = len(known) - SHOWN_MODELS
+    if more > 0:
+        counts.append(plural(more, "more model"))
+    return f"Likely to be free at once tomorrow {_say_morning('from', 'to', zone)}: {', '.join(counts)}."
 
 
 def say_hours(hours: Availability) -> str:

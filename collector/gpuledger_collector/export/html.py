@@ -33,7 +33,7 @@ from gpuledger_collector.export.site import (
     statement_path,
 )
 from gpuledger_collector.insight.durations import lasting
-from gpuledger_collector.insight.findings import AT_LISTED_RATES
+from gpuledger_collector.insight.findings import AT_LISTED_RATES, FREE_MINUTES
 from gpuledger_collector.insight.gpu_names import gpu_name
 from gpuledger_common.escapes import escape_lines, escape_text
 from gpuledger_common.plurals import plural
@@ -123,6 +123,7 @@ def environment() -> Environment:
         "UNKNOWN": UNKNOWN,
         "UNNAMED": UNNAMED,
         "AT_LISTED_RATES": AT_LISTED_RATES,
+        "FREE_MINUTES": FREE_MINUTES,
     }
     return templates
 

@@ -98,6 +98,8 @@ class RecentHolding:
 
 
 UNALLOCATED = "unallocated"
+FREE_MINUTES = 15
+"""For how long nobody must have held a GPU before it is found: one between two jobs is not."""
 OUT_OF_ORDER = ("degraded", "failed")
 """Health in which an accelerator is not offered to anybody."""
 

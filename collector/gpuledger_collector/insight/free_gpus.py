@@ -1,5 +1,5 @@
 """Which GPUs are free, by model: now, and in each hour of the last week; of many GPUs, of the last day.
-Counts, and no forecast.
+Counts, and what they make likely of tomorrow's morning.
 
 A GPU was free in an hour in which nobody held it from start to end, for only such could have been
 had together. What is not observed is not free, and not taken either: an hour in which too much is
@@ -25,6 +25,7 @@ SURE_SHARE = 0.8
 """Of the mornings' hours: from this share on so many are likely, up to its complement unlikely."""
 FEWEST_HOURS = 8
 """Of mornings, two of which must be known: below that nothing is said of tomorrow."""
+LIKELY, UNCERTAIN, UNLIKELY = "likely", "uncertain", "unlikely"
 FREE_MS = 59 * 60_000
 """Of an hour: an agent that starts anew leaves seconds that nobody saw."""
 
@@ -79,15 +80,15 @@ class Availability:
 
     @property
     def outlook(self) -> str | None:
-        """Whether the next hours of the same kind are `likely` to have so many, `unlikely` or
-        `uncertain`; None: too few of these are known.
+        """Whether the next hours of the same kind are LIKELY to have so many, UNLIKELY or UNCERTAIN;
+        None: too few of these are known.
         """
         known = self.hours - self.undecided
         if known < FEWEST_HOURS:
             return None
         if self.enough >= SURE_SHARE * known:
-            return "likely"
-        return "unlikely" if self.enough <= (1 - SURE_SHARE) * known else "uncertain"
+            return LIKELY
+        return UNLIKELY if self.enough <= (1 - SURE_SHARE) * known else UNCERTAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,8 @@ class FreeModel:
     hours: Sequence[FreeHour]
     at_once: Mapping[int, FreeAtOnce]
     wanted: int | None = None
+    likely_tomorrow: int | None = None
+    """As many as are likely to be free at once tomorrow morning; None: too few mornings are known."""
 
     @property
     def other(self) -> int:
@@ -199,7 +202,18 @@ def count_free(
         )
         for gpus in sorted(counts)
     }
-    return FreeModel(now, hours, at_once, wanted)
+    return FreeModel(now, hours, at_once, wanted, count_likely(mornings, now.gpus))
+
+
+def count_likely(hours: Sequence[FreeHour], gpus: int) -> int | None:
+    """Count how many of so many GPUs are likely to be free at once in the next hours of the same
+    kind; None: too few of these are known.
+    """
+    most = min(gpus, max((hour.free for hour in hours), default=0))
+    for likely in range(most, 0, -1):
+        if summarize(hours, likely).outlook == LIKELY:
+            return likely
+    return None if summarize(hours, 1).outlook is None else 0
 
 
 def summarize(hours: Sequence[FreeHour], wanted: int) -> Availability:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
+from gpuledger_collector.insight.free_gpus import FreeModel
 from gpuledger_collector.insight.series import Series
 
 ENDED_MS = DAY_MS
@@ -74,13 +75,15 @@ class Outlook:
 
     `ended`: pools whose demand is not known any more, and up to when it was; nothing comes next of
     them. `stored_ms`: of a forecast that was stored, up to when it knew the demand; None: it is made
-    from all that is known.
+    from all that is known. `free`: which GPUs are free, by model, and how many are likely to be
+    tomorrow; empty of a forecast that was stored.
     """
 
     pools: tuple[PoolOutlook, ...] = ()
     left_out: int = 0
     ended: tuple[tuple[str, int], ...] = ()
     stored_ms: int | None = None
+    free: tuple[FreeModel, ...] = ()
 
     def only(self, condition: Callable[[str], bool]) -> Outlook:
         """The outlook of the pools whose name meets a condition."""

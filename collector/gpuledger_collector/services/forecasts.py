@@ -27,6 +27,7 @@ from gpuledger_collector.insight.spend import (
     OwnerSpend,
     forecast_spend,
 )
+from gpuledger_collector.services.free_gpus import read_free_gpus
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.services.scaling_advice import UnknownPool
 from gpuledger_collector.storage.billing import spend
@@ -99,10 +100,11 @@ def days_of_demand(step_ms: int) -> int:
 
 
 def forecast_outlook(database: Database, now_ms: int) -> Outlook:
-    """Past and coming demand of the largest pools; takes seconds."""
+    """Past and coming demand of the largest pools, and which GPUs are free; takes seconds."""
     with database.connect() as connection:
         largest = largest_pools(connection, now_ms)
         capacity = demand.capacity_by_pool(connection, now_ms)
+        free = read_free_gpus(connection, now_ms)
     pools = {series.name: series for series in largest.pools}
     outlooks = []
     ended = {series.name: ended_ms(series, now_ms) for series in largest.pools}
@@ -126,6 +128,7 @@ def forecast_outlook(database: Database, now_ms: int) -> Outlook:
         tuple(outlooks),
         largest.left_out,
         tuple((name, until_ms) for name, until_ms in ended.items() if until_ms is not None),
+        free=tuple(free),
     )
 
 

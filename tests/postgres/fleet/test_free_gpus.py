@@ -11,8 +11,13 @@ from fakes.pages import Page
 from fakes.two_teams import token
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.api import fleet_pages
-from gpuledger_collector.export.free_gpus import FREE_MODELS, name_model, say_availability
-from gpuledger_collector.insight.free_gpus import FreeHour, ModelNow, count_free
+from gpuledger_collector.export.free_gpus import (
+    FREE_MODELS,
+    name_model,
+    say_availability,
+    say_tomorrow,
+)
+from gpuledger_collector.insight.free_gpus import FreeHour, ModelNow, count_free, count_likely
 from gpuledger_collector.services import free_gpus as service
 from gpuledger_collector.services.free_gpus import read_free_gpus
 from gpuledger_collector.storage.database import Database
@@ -163,7 +168,55 @@ def test_a_sentence_says_whether_tomorrows_morning_has_so_many(free, said):
     item = count_free(ModelNow(H100, 8, 5, 3), mornings(free), 8)
     _, _, tomorrow = say_availability(item, item.asked, "UTC").partition(" Tomorrow morning: ")
     unknown = ", 4 not known" if None in free else ""
-    assert tomorrow == (said and f"{said} between 08:00 and 12:00 UTC{unknown}.")
+    remedy = (
+        "" if said.startswith("likely") else " None is likely: 8 more would have to be given back."
+    )
+    assert tomorrow == (said and f"{said} between 08:00 and 12:00 UTC{unknown}.{remedy}")
+
+
+@pytest.mark.parametrize(
+    ("free", "likely"),
+    [
+        ([(5, 3)] * 12, 5),
+        ([(5, 3)] * 2 + [(7, 1)] * 10, 7),
+        ([(5, 3)] * 3 + [(7, 1)] * 9, 5),
+        ([(9, 0)] * 12, 8),
+        ([(0, 8)] * 12, 0),
+        ([(2, 6)] * 8 + [(0, 0)] * 4, 2),
+        ([(2, 6)] * 7 + [(0, 0)] * 5, None),
+        ([(0, 0)] * 12, None),
+        ([], None),
+    ],
+)
+def test_as_many_are_likely_as_four_of_five_mornings_hours_had(free, likely):
+    """Never more than there are now; too few known hours say nothing, which is not none."""
+    hours = [FreeHour(at * HOUR_MS, *each, 8) for at, each in enumerate(free)]
+    assert count_likely(hours, 8) == likely
+
+
+@pytest.mark.parametrize(
+    ("likely", "remedy"),
+    [(1, "1 is likely: 7 more would have to be given back."), (5, "5 are likely: 3 more would")],
+)
+def test_what_would_have_to_happen_stands_beside_what_is_not_likely(likely, remedy):
+    by_clock = {
+        f"{clock:02}:00": [
+            FreeHour((day * 24 + clock) * HOUR_MS, likely, 8 - likely, 8) for day in range(3)
+        ]
+        for clock in range(24)
+    }
+    item = count_free(ModelNow(H100, 8, 5, 3), by_clock, 8)
+    assert f"12:00 UTC. {remedy}" in say_availability(item, item.asked, "UTC")
+    assert say_tomorrow([item], "UTC") == (
+        f"Likely to be free at once tomorrow from 08:00 to 12:00 UTC: {likely} {H100}."
+    )
+    assert say_tomorrow([item] * 7, "UTC").endswith(f", {likely} {H100}, 2 more models.")
+
+
+def test_nothing_is_said_of_tomorrow_where_no_morning_is_known():
+    item = count_free(ModelNow(L4, 4, 1, 3), mornings([None] * 12, gpus=4), 2)
+    assert item.likely_tomorrow is None
+    assert say_tomorrow([item], "UTC") == ""
 
 
 def test_more_than_there_are_is_said_in_a_word():
@@ -224,6 +277,9 @@ def test_the_page_answers_for_eight(seen, dsn):
         (hours,) = [table for table in page.tables if table.rows[0][1:3] == ["1 free", "2"]]
         assert hours.rows[1][:4] == [H100, "168", "24, 144 not known", "168"]
         assert hours.rows[2][:4] == [L4, "0, 24 not known", "–", "24"]
+        tomorrow = f"Likely to be free at once tomorrow from 08:00 to 12:00 UTC: 1 {H100}."
+        assert tomorrow in page.text
+        assert f"{tomorrow} How often more were free" in Page(get("/?reload=off")).text
         page = Page(get("/demand?gpus=8&reload=off"))
         assert page.faults == []
         assert f"8 {H100}: 0 free now; there are but 3." in page.text

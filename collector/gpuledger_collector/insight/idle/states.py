@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuledger_collector.insight.findings import FREE_MINUTES
 from gpuledger_collector.insight.idle.minutes import NOBODY, Counts, Minutes
 from gpuledger_collector.insight.series import Flags, Floats
 
@@ -53,7 +54,7 @@ class IdleRules:
     idle_share: float = 0.95
     leave_busy: int = 5
     leave_window: int = 10
-    unallocated: int = 15
+    unallocated: int = FREE_MINUTES
     zombie: int = 10
     never_used: int = 60
     gone_idle: int = 90
