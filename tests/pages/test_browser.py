@@ -137,6 +137,21 @@ def test_it_can_be_printed(browser, full, name):
     assert browser.printed().startswith(b"%PDF-")
 
 
+@pytest.mark.parametrize("width", [390, 768])
+@pytest.mark.parametrize("name", ["gpu", "job", "jobs", "spend", "statement"])
+def test_no_table_of_a_list_is_cut_off_on_a_small_screen(browser, full, name, width):
+    """The cost stands in the last column, where nobody would look for it by scrolling."""
+    address, secret = full
+    browser.sign_in(secret)
+    browser.look(width)
+    browser.open(address + PAGES[name])
+    cut = (
+        "[...document.querySelectorAll('.scroll:has(> table)')].filter((box) => box.scrollWidth >"
+        " box.clientWidth + 1).map((box) => box.getAttribute('aria-label'))"
+    )
+    assert browser.evaluate(cut) == []
+
+
 def test_axe_finds_what_is_wrong(browser, full):
     """The judge itself: a button without a name and gray on gray are found."""
     address, secret = full

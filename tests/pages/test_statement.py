@@ -247,8 +247,11 @@ def test_late_evidence_is_no_change_of_use(furnished, run, ledger, monkeypatch):
     assert page.faults == []
     assert "compared with what was corrected since (+2.10 USD before)" in page.text
     assert "of it 2.10 corrections of closed months" in page.text
-    assert "cost 0.00 USD" in page.text
-    assert "2.10 USD with corrections of closed months" in page.text
+    assert "cost 2.10 USD" in page.text
+    assert page.text.count("of it 2.10 corrections of closed months") == 2, (
+        "of cost and of idle cost"
+    )
+    assert "cost 0.00 USD" not in page.text
     last = UTC_DAYS.date_of(change.after.end_ms - 1).day
     assert f"2025-11-01 to 2025-11-{last:02d} beside 2025-10-01 to 2025-10-{last:02d}" in page.text
 

@@ -393,8 +393,7 @@ def _finding_path(finding: NamedFinding, odd: bool) -> str:
 
 def _section(statement: Statement, section: StatementSection) -> dict[str, Any]:
     change = statement.changes.get(section.currency)
-    idle_minor, corrections = section.row.cost_held_idle_minor, section.corrections
-    corrected_idle = sum(line.idle_cost_minor or 0 for line in corrections)
+    corrections = section.corrections
     return {
         "section": section,
         "currency": section.currency,
@@ -419,8 +418,7 @@ def _section(statement: Statement, section: StatementSection) -> dict[str, Any]:
         "share": _share(section),
         "bars": _bars(section, statement.calendar),
         "days": [day for day in section.days if day.measures is not None],
-        "own_idle_minor": None if idle_minor is None else idle_minor - corrected_idle,
-        "corrects_idle": bool(corrected_idle),
+        "corrected_idle_minor": sum(line.idle_cost_minor or 0 for line in corrections),
         "corrected_minor": sum(line.cost_minor for line in corrections),
         "change": None if change is None else _change(change, section.currency, statement),
         "ahead": statement.ahead.get(section.currency),
