@@ -117,7 +117,7 @@ class Panel:
             "color": {"mode": self.color_mode},
             "custom": self.custom,
             "links": list(self.links),
-            "mappings": list(self.mappings),
+            "mappings": self._mappings(),
             "noValue": self.no_value,
             "thresholds": {"mode": "absolute", "steps": steps},
             "unit": self.unit,
@@ -152,6 +152,18 @@ class Panel:
         if self.time_shift:
             panel["timeShift"] = self.time_shift
         return panel
+
+    def _mappings(self) -> list[Json]:
+        """Those of the panel; of one number also that of a value that is not known, which would
+        otherwise have the color of the lowest one.
+        """
+        if self.kind != "stat":
+            return list(self.mappings)
+        unknown = {"text": self.no_value, "color": "text", "index": len(self.mappings)}
+        return [
+            *self.mappings,
+            {"type": "special", "options": {"match": "null", "result": unknown}},
+        ]
 
 
 @dataclass(frozen=True)

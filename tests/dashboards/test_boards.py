@@ -130,6 +130,12 @@ def test_a_panel_says_what_it_shows(name, panel):
     defaults = panel["fieldConfig"]["defaults"]
     assert defaults["unit"]
     assert defaults["noValue"]
+    if panel["type"] == "stat":
+        # An unknown part must not look like a good one, whose color the lowest step has.
+        (unknown,) = (each["options"] for each in defaults["mappings"] if each["type"] == "special")
+        assert unknown["match"] == "null"
+        assert unknown["result"]["text"] == defaults["noValue"]
+        assert unknown["result"]["color"] == "text"
     # Of several numbers those that are good or bad have thresholds of their own.
     if (
         panel["type"] == "stat"
