@@ -34,10 +34,7 @@ def run_jobs(
     Raises StorageError when it cannot start.
     """
     configure_logging(settings, None if group is None else group.place.name)
-    # A pipe: a handler may run in the middle of anything, where no lock may be taken.
-    stopped, stop = os.pipe()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: os.write(stop, b"."))
+    stopped = _signals()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with contextlib.ExitStack() as stack:
         opened = stack.enter_context(wiring.database(settings))
@@ -60,6 +57,20 @@ def run_jobs(
             schedule.stop(settings.drain_seconds)
             if presence is not None:
                 presence.stop()
+
+
+def _signals() -> int:
+    """Return a file that has bytes from the first INT or TERM on.
+
+    Written by the interpreter as the signal comes, in whichever thread: a handler in Python waits
+    for the main thread, which sleeps until the file has bytes.
+    """
+    stopped, stop = os.pipe()
+    os.set_blocking(stop, False)
+    signal.set_wakeup_fd(stop, warn_on_full_buffer=False)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    return stopped
 
 
 def refuse_standby(opened: Database) -> None:
