@@ -61,9 +61,11 @@ def serve(
     Raises StorageError when it cannot start.
     """
     configure_logging(settings, None if group is None else group.place.name)
-    # uvicorn raises the signal again after it has stopped; then it must not end the process.
+    # Until uvicorn takes the signals; it raises its own again after it has stopped, and then they
+    # must not end the process.
+    asked_to_end = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, lambda *_: asked_to_end.set())
     allow_many_files()
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(settings) if group is None else group.listener())
@@ -79,6 +81,7 @@ def serve(
             parts.leaving,
             leave_seconds(settings, opened, group),
             (lambda: None) if group is None else parts.metrics.note_queue,
+            asked_to_end,
         )
         parts.readiness.heartbeat = lambda: (
             "it is a read replica" if opened.standby else presence.error
@@ -122,7 +125,8 @@ def allow_many_files() -> None:
 class Replica(uvicorn.Server):
     """A server that drains before it stops.
 
-    `leaving` is set at the signal, `seconds` before the listener closes.
+    `leaving` is set at the signal, `seconds` before the listener closes. `asked_to_end` is set by a
+    signal that came before this server could take it.
 
     `at_each_tick` is called ten times a second.
     """
@@ -132,10 +136,12 @@ class Replica(uvicorn.Server):
         config: uvicorn.Config,
         leaving: threading.Event,
         seconds: Callable[[], float],
-        at_each_tick: Callable[[], None] = lambda: None,
+        at_each_tick: Callable[[], None],
+        asked_to_end: threading.Event,
     ) -> None:
         super().__init__(config)
         self._at_each_tick = at_each_tick
+        self._asked_to_end = asked_to_end
         self._leaving = leaving
         self._seconds = seconds
         self._until = 0.0
@@ -155,6 +161,8 @@ class Replica(uvicorn.Server):
         """Whether to stop now."""
         ended: bool = await super().on_tick(counter)
         self._at_each_tick()
+        if self._asked_to_end.is_set():
+            return True
         if not self._leaving.is_set():
             return ended
         self._close_after_answers()

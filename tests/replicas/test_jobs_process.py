@@ -3,8 +3,10 @@ replaced.
 """
 
 import os
+import re
 import signal
 import subprocess
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -88,6 +90,27 @@ def test_a_reload_that_fails_leaves_the_jobs_as_they_are(collector, folder):
     assert collector.processes() == before
     assert collector.leads()
     assert collector.stop() == 0
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = re.search("^SigCgt:\\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize("command", [("serve", "--no-jobs"), ("jobs",)])
+def test_a_signal_while_starting_ends_it(folder, dsn, command):
+    """As early as a process can take it, long before it serves."""
+    settings = environment(GPULEDGER_DSN=dsn, GPULEDGER_LISTEN="127.0.0.1:0", **QUICK)
+    started = subprocess.Popen([BIN / "gpuledger", *command], env=settings, cwd=folder)
+    try:
+        until(lambda: catches(started.pid, signal.SIGTERM))
+        started.terminate()
+        assert started.wait(60) == 0
+    finally:
+        started.kill()
+        started.wait()
 
 
 def test_jobs_run_apart_from_collectors_that_have_none(folder, dsn):
