@@ -30,6 +30,7 @@ from gpuledger_collector.ingest import queue_readings, token_records
 from gpuledger_collector.ingest.batches import bounds
 from gpuledger_collector.ingest.remote_write.decode import MAX_INFLATED_BYTES, MAX_SAMPLES
 from gpuledger_collector.insight.free_gpus import DAYS as FREE_DAYS
+from gpuledger_collector.insight.free_gpus import MORNING_DAYS, WEEKEND
 from gpuledger_collector.notifications import links
 from gpuledger_collector.services.database import LARGE_LINES, MOST_LINES_IN_MEMORY
 from gpuledger_collector.services.forecasts import MOST_POOLS
@@ -209,7 +210,7 @@ PAGES = tuple(
         "/models": "the period asked for, by default a month, a line a tenant, model and day",
         "/demand": (
             f"weeks of all pools, once an hour; {MOST_POOLS} are forecast; the free GPUs of"
-            f" {FREE_DAYS} days"
+            f" {FREE_DAYS} days, and of the mornings of {MORNING_DAYS[WEEKEND]}"
         ),
         "/trust": f"the period asked for, by default a month, {LINES}",
         "/fleet": "an hour of every accelerator",

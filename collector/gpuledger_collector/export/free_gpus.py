@@ -75,8 +75,8 @@ FREE_MODELS = Report[FreeModel](
             "likely_tomorrow",
             lambda item: item.likely_tomorrow,
             Kind.COUNT,
-            about="Likely to be free at once tomorrow from 08:00 to 12:00 of the billing zone, by the"
-            " mornings before. Empty: too few of them are known.",
+            about="Likely to be free at once tomorrow from 08:00 to 12:00 of the billing zone, by earlier"
+            " mornings: of weekdays, or of weekends if tomorrow is one. Empty: too few are known.",
         ),
         Column("hours", lambda item: len(item.hours), Kind.COUNT),
         *(column for gpus in COUNTS for column in _columns_of(gpus)),
@@ -135,7 +135,7 @@ def _say_outlook(item: FreeModel, at_once: FreeAtOnce, zone: str) -> str:
         f" Tomorrow morning: {mornings.outlook}, as"
         f" {'one was' if at_once.gpus == 1 else 'so many were'} in {mornings.enough} of the"
         f" {plural(mornings.hours - mornings.undecided, 'hour')} {_say_morning('between', 'and', zone)}"
-        f"{_say_unknown(mornings)}."
+        f" on {item.tomorrow}s{_say_unknown(mornings)}."
     )
     if mornings.outlook == LIKELY or likely is None:
         return sentence
@@ -161,7 +161,8 @@ def say_tomorrow(items: Sequence[FreeModel], zone: str) -> str:
     more = len(known) - SHOWN_MODELS
     if more > 0:
         counts.append(plural(more, "more model"))
-    return f"Likely to be free at once tomorrow {_say_morning('from', 'to', zone)}: {', '.join(counts)}."
+    when = f"tomorrow {_say_morning('from', 'to', zone)}, as on {known[0].tomorrow}s before"
+    return f"Likely to be free at once {when}: {', '.join(counts)}."
 
 
 def say_hours(hours: Availability) -> str:

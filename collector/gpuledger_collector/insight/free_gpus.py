@@ -1,5 +1,5 @@
 """Which GPUs are free, by model: now, and in each hour of the last week; of many GPUs, of the last day.
-Counts, and what they make likely of tomorrow's morning.
+Counts, and what they make likely of tomorrow's morning, by earlier mornings of the same kind of day.
 
 A GPU was free in an hour in which nobody held it from start to end, for only such could have been
 had together. What is not observed is not free, and not taken either: an hour in which too much is
@@ -9,8 +9,11 @@ that is divided into slices is none.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from gpuledger_collector.accounting.statement import SATURDAY
 
 DAYS, DAYS_OF_MANY = 7, 1
 """How far back is looked, and how far where there are more than MANY GPUs: a page must not wait for
@@ -21,6 +24,9 @@ COUNTS = (1, 2, 4, 8)
 """How many GPUs at once are counted without being asked for: as people ask for them, up to a node."""
 MORNING = (8, 12)
 """From which hour of the day to which people ask whether there will be enough tomorrow."""
+WEEKDAY, WEEKEND = "weekday", "weekend"
+MORNING_DAYS = {WEEKDAY: 7, WEEKEND: 14}
+"""How far back mornings of such days are looked at, of many GPUs as well: they are few hours."""
 SURE_SHARE = 0.8
 """Of the mornings' hours: from this share on so many are likely, up to its complement unlikely."""
 FEWEST_HOURS = 8
@@ -93,8 +99,8 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class FreeAtOnce:
-    """So many GPUs at once: in how many of the hours looked at they were free, in how many of the
-    mornings', and the same by hour of the day.
+    """So many GPUs at once: in how many of the hours looked at they were free, in how many of earlier
+    mornings of the same kind of day as tomorrow, and the same by hour of the day.
     """
 
     gpus: int
@@ -144,6 +150,8 @@ class FreeModel:
     wanted: int | None = None
     likely_tomorrow: int | None = None
     """As many as are likely to be free at once tomorrow morning; None: too few mornings are known."""
+    tomorrow: str = WEEKDAY
+    """WEEKDAY or WEEKEND: by the mornings of which days that is."""
 
     @property
     def other(self) -> int:
@@ -181,17 +189,28 @@ class FreeModel:
         return max(self.known_free, default=None)
 
 
+def day_kind(day: dt.date) -> str:
+    """WEEKDAY or WEEKEND."""
+    return WEEKEND if day.weekday() >= SATURDAY else WEEKDAY
+
+
+def is_morning(at: dt.datetime) -> bool:
+    """Whether the hour that begins then is one of a morning."""
+    return MORNING[0] <= at.hour < MORNING[1]
+
+
 def count_free(
-    now: ModelNow, by_clock: Mapping[str, Sequence[FreeHour]], wanted: int | None = None
+    now: ModelNow,
+    by_clock: Mapping[str, Sequence[FreeHour]],
+    mornings: Sequence[FreeHour],
+    tomorrow: str,
+    wanted: int | None = None,
 ) -> FreeModel:
-    """Count in how many hours so many GPUs of a model were free at once."""
+    """Count in how many hours so many GPUs of a model were free at once.
+
+    `mornings`: hours of earlier mornings of days of the kind of `tomorrow`.
+    """
     hours = sorted((hour for own in by_clock.values() for hour in own), key=lambda hour: hour.at_ms)
-    mornings = [
-        hour
-        for clock, own in by_clock.items()
-        if MORNING[0] <= int(clock[:2]) < MORNING[1]
-        for hour in own
-    ]
     counts = {gpus for gpus in COUNTS if gpus <= now.gpus} | ({wanted} if wanted else set())
     at_once = {
         gpus: FreeAtOnce(
@@ -202,7 +221,8 @@ def count_free(
         )
         for gpus in sorted(counts)
     }
-    return FreeModel(now, hours, at_once, wanted, count_likely(mornings, now.gpus))
+    likely = count_likely(mornings, now.gpus)
+    return FreeModel(now, hours, at_once, wanted, likely, tomorrow)
 
 
 def count_likely(hours: Sequence[FreeHour], gpus: int) -> int | None:

@@ -1,6 +1,6 @@
 """Which GPUs are free, by model: now, and in how many hours of the last week (of many GPUs: of the
-last day) so many were free at once. Exact, from the hourly ledger and the latest readings; about
-the entire fleet.
+last day) so many were free at once; and in how many of earlier mornings like tomorrow's. Exact, from
+the hourly ledger and the latest readings; about the entire fleet.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from gpuledger_collector.insight.free_gpus import (
     DAYS,
     DAYS_OF_MANY,
     MANY,
+    MORNING_DAYS,
     FreeHour,
     FreeModel,
     count_free,
+    day_kind,
+    is_morning,
 )
 from gpuledger_collector.storage.capacity import free_gpus
 from gpuledger_collector.storage.capacity.free_gpus import PoolChoice, PresentModel, UsedModelHour
@@ -34,7 +37,7 @@ def read_free_gpus(
 ) -> list[FreeModel]:
     """Read every model of which a whole GPU is there now, most GPUs first: what is free of it, and
     in how many hours the usual numbers, and `wanted`, were free at once, of the last DAYS, or of
-    DAYS_OF_MANY where more than MANY GPUs are asked for.
+    DAYS_OF_MANY where more than MANY GPUs are asked for; and in how many of earlier mornings.
 
     Of one pool (empty: of all), and of pools whose name has these words.
     """
@@ -42,34 +45,66 @@ def read_free_gpus(
     end_ms = now_ms - now_ms % HOUR_MS
     models = free_gpus.models_now(connection, pools, now_ms, FRESH_MS)
     days = DAYS if sum(model.gpus for model in models) <= MANY else DAYS_OF_MANY
-    period = Period(end_ms - days * DAY_MS, end_ms)
+    last_days = range(end_ms - days * DAY_MS, end_ms, HOUR_MS)
     calendar = zones.calendar(connection)
+    tomorrow = day_kind(_clock(calendar, now_ms).date() + dt.timedelta(days=1))
+    mornings = _mornings(calendar, tomorrow, end_ms)
+    periods = _join(sorted({*last_days, *mornings}))
     used = {
         (row.model, row.hour_ms): row
+        for period in periods
         for row in free_gpus.used_hours_of_models(connection, pools, period)
     }
     present: dict[str, list[PresentModel]] = defaultdict(list)
-    for row in free_gpus.present_models(connection, pools, period):
+    for row in free_gpus.present_models(connection, pools, Period(periods[0].start_ms, end_ms)):
         present[row.model].append(row)
     return [
         count_free(
             model,
-            _by_clock(_hours(model.model, period, used, present[model.model]), calendar),
+            _by_clock(_hours(model.model, last_days, used, present[model.model]), calendar),
+            _hours(model.model, mornings, used, present[model.model]),
+            tomorrow,
             wanted,
         )
         for model in models
     ]
 
 
+def _clock(calendar: Calendar, at_ms: int) -> dt.datetime:
+    """An instant in the zone of the bills."""
+    return dt.datetime.fromtimestamp(at_ms / 1000, calendar.zone_at(at_ms).tz)
+
+
+def _mornings(calendar: Calendar, kind: str, end_ms: int) -> list[int]:
+    """When the hours of earlier mornings of such days began."""
+    hours = range(end_ms - MORNING_DAYS[kind] * DAY_MS, end_ms, HOUR_MS)
+    return [
+        at_ms
+        for at_ms in hours
+        if is_morning(at := _clock(calendar, at_ms)) and day_kind(at.date()) == kind
+    ]
+
+
+def _join(hours: Sequence[int]) -> list[Period]:
+    """Periods of hours that follow each other, in their order."""
+    periods: list[Period] = []
+    for at_ms in hours:
+        if periods and periods[-1].end_ms == at_ms:
+            periods[-1] = Period(periods[-1].start_ms, at_ms + HOUR_MS)
+        else:
+            periods.append(Period(at_ms, at_ms + HOUR_MS))
+    return periods
+
+
 def _hours(
     model: str,
-    period: Period,
+    among: Sequence[int],
     used: dict[tuple[str, int], UsedModelHour],
     present: Sequence[PresentModel],
 ) -> list[FreeHour]:
-    """The hours in which GPUs of a model were there."""
+    """Of these hours those in which GPUs of a model were there."""
     hours = []
-    for at_ms in range(period.start_ms, period.end_ms, HOUR_MS):
+    for at_ms in among:
         gpus = sum(row.gpus for row in present if row.first_ms <= at_ms < row.end_ms)
         if not gpus:
             continue
@@ -83,6 +118,5 @@ def _by_clock(hours: Sequence[FreeHour], calendar: Calendar) -> dict[str, list[F
     """The hours of each hour of the day, in the zone of the bills."""
     by_clock: dict[str, list[FreeHour]] = defaultdict(list)
     for hour in hours:
-        zone = calendar.zone_at(hour.at_ms)
-        by_clock[f"{dt.datetime.fromtimestamp(hour.at_ms / 1000, zone.tz):%H:%M}"].append(hour)
+        by_clock[f"{_clock(calendar, hour.at_ms):%H:%M}"].append(hour)
     return by_clock

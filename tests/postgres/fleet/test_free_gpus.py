@@ -17,7 +17,14 @@ from gpuledger_collector.export.free_gpus import (
     say_availability,
     say_tomorrow,
 )
-from gpuledger_collector.insight.free_gpus import FreeHour, ModelNow, count_free, count_likely
+from gpuledger_collector.insight.free_gpus import (
+    WEEKDAY,
+    WEEKEND,
+    FreeHour,
+    ModelNow,
+    count_free,
+    count_likely,
+)
 from gpuledger_collector.services import free_gpus as service
 from gpuledger_collector.services.free_gpus import read_free_gpus
 from gpuledger_collector.storage.database import Database
@@ -102,6 +109,12 @@ def test_without_a_number_the_usual_ones_are_counted(seen, dsn):
     assert list(ask(dsn, wanted=3)[H100].at_once) == [1, 2, 3]
 
 
+def count(now, by_clock, wanted=None, tomorrow=WEEKDAY):
+    """Free GPUs where each day was one of the kind of tomorrow."""
+    mornings = [hour for clock, own in by_clock.items() if 8 <= int(clock[:2]) < 12 for hour in own]
+    return count_free(now, by_clock, mornings, tomorrow, wanted)
+
+
 def hours_of_three_days(*clocks):
     """Eight GPUs, of which all are free in these hours of the first day, and four otherwise."""
     return {
@@ -129,7 +142,7 @@ def hours_of_three_days(*clocks):
 )
 def test_a_sentence_says_at_which_hours_so_many_were_free(clocks, when):
     """And how many are free now."""
-    item = count_free(ModelNow(H100, 8, 5, 3), hours_of_three_days(*clocks), 8)
+    item = count(ModelNow(H100, 8, 5, 3), hours_of_three_days(*clocks), 8)
     sentence = f"8 {H100}: 3 free now; so many were free in {len(clocks)} of the last 72 hours"
     assert say_availability(item, item.asked, "UTC").startswith(f"{sentence}{when}. Tomorrow")
 
@@ -165,13 +178,15 @@ def mornings(free, *, days=3, gpus=8):
 )
 def test_a_sentence_says_whether_tomorrows_morning_has_so_many(free, said):
     """By the mornings before, of which enough must be known."""
-    item = count_free(ModelNow(H100, 8, 5, 3), mornings(free), 8)
+    item = count(ModelNow(H100, 8, 5, 3), mornings(free), 8)
     _, _, tomorrow = say_availability(item, item.asked, "UTC").partition(" Tomorrow morning: ")
     unknown = ", 4 not known" if None in free else ""
     remedy = (
         "" if said.startswith("likely") else " None is likely: 8 more would have to be given back."
     )
-    assert tomorrow == (said and f"{said} between 08:00 and 12:00 UTC{unknown}.{remedy}")
+    assert tomorrow == (
+        said and f"{said} between 08:00 and 12:00 UTC on weekdays{unknown}.{remedy}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,22 +220,23 @@ def test_what_would_have_to_happen_stands_beside_what_is_not_likely(likely, reme
         ]
         for clock in range(24)
     }
-    item = count_free(ModelNow(H100, 8, 5, 3), by_clock, 8)
-    assert f"12:00 UTC. {remedy}" in say_availability(item, item.asked, "UTC")
+    item = count(ModelNow(H100, 8, 5, 3), by_clock, 8)
+    assert f"12:00 UTC on weekdays. {remedy}" in say_availability(item, item.asked, "UTC")
     assert say_tomorrow([item], "UTC") == (
-        f"Likely to be free at once tomorrow from 08:00 to 12:00 UTC: {likely} {H100}."
+        "Likely to be free at once tomorrow from 08:00 to 12:00 UTC, as on weekdays before:"
+        f" {likely} {H100}."
     )
     assert say_tomorrow([item] * 7, "UTC").endswith(f", {likely} {H100}, 2 more models.")
 
 
 def test_nothing_is_said_of_tomorrow_where_no_morning_is_known():
-    item = count_free(ModelNow(L4, 4, 1, 3), mornings([None] * 12, gpus=4), 2)
+    item = count(ModelNow(L4, 4, 1, 3), mornings([None] * 12, gpus=4), 2)
     assert item.likely_tomorrow is None
     assert say_tomorrow([item], "UTC") == ""
 
 
 def test_more_than_there_are_is_said_in_a_word():
-    item = count_free(ModelNow(L4, 4, 1, 3), hours_of_three_days(), 16)
+    item = count(ModelNow(L4, 4, 1, 3), hours_of_three_days(), 16)
     assert say_availability(item, item.asked, "UTC") == f"16 {L4}: 3 free now; there are but 4."
 
 
@@ -230,6 +246,24 @@ def test_of_many_gpus_a_day_is_looked_at(seen, dsn, monkeypatch):
     item = ask(dsn, wanted=2)[H100]
     assert item.asked.week.hours == 24
     assert {found.hours for found in item.asked.by_clock.values()} == {1}
+    # But mornings of earlier days as well, or nothing could be said of tomorrow's.
+    assert item.asked.mornings.hours == 20
+    assert item.likely_tomorrow == 1
+
+
+@pytest.mark.parametrize("many", [3, 2_000])
+@pytest.mark.parametrize(
+    ("days_later", "kind", "mornings"), [(0, WEEKDAY, 20), (1, WEEKEND, 8), (3, WEEKDAY, 20)]
+)
+def test_mornings_of_weekends_are_counted_apart(
+    seen, dsn, monkeypatch, many, days_later, kind, mornings
+):
+    """NOW is a Thursday: the tomorrow of Friday is of a weekend, that of Sunday is not."""
+    monkeypatch.setattr(service, "MANY", many)
+    with Database(dsn).transaction(read_only=True) as connection:
+        (item, *_) = read_free_gpus(connection, NOW_MS + days_later * DAY, 1)
+    assert (item.tomorrow, item.asked.mornings.hours) == (kind, mornings)
+    assert f" on {kind}s" in say_availability(item, item.asked, "UTC")
 
 
 def test_what_is_free_now_is_the_latest_reading(seen, dsn):
@@ -277,7 +311,10 @@ def test_the_page_answers_for_eight(seen, dsn):
         (hours,) = [table for table in page.tables if table.rows[0][1:3] == ["1 free", "2"]]
         assert hours.rows[1][:4] == [H100, "168", "24, 144 not known", "168"]
         assert hours.rows[2][:4] == [L4, "0, 24 not known", "–", "24"]
-        tomorrow = f"Likely to be free at once tomorrow from 08:00 to 12:00 UTC: 1 {H100}."
+        tomorrow = (
+            "Likely to be free at once tomorrow from 08:00 to 12:00 UTC, as on weekdays before:"
+            f" 1 {H100}."
+        )
         assert tomorrow in page.text
         assert f"{tomorrow} How often more were free" in Page(get("/?reload=off")).text
         page = Page(get("/demand?gpus=8&reload=off"))
@@ -334,7 +371,7 @@ def test_the_file_of_demand_reads_no_free_gpus(seen, dsn, monkeypatch):
 
 def test_a_model_that_is_not_known_has_one_name():
     """In the file as in the filter of the page, so that one leads to the other."""
-    item = count_free(ModelNow("", 1, 0, 0), {})
+    item = count(ModelNow("", 1, 0, 0), {})
     names, row = FREE_MODELS.csv_rows([item])
     assert dict(zip(names, row, strict=True))["model"] == name_model(item)
 
