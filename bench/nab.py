@@ -29,7 +29,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.insight.anomalies import detect, group_episodes
-from gpuledger_collector.insight.anomalies.detector import MERGE_HOURS
+from gpuledger_collector.insight.anomalies.alarms import MERGE_HOURS
 from gpuledger_collector.insight.series import Series
 
 PUBLISHED = {

@@ -51,7 +51,7 @@ def find_anomalies(database: Database, now_ms: int) -> int:
         known = findings.overlapping(connection, KIND, period.start_ms, period.end_ms)
         current: dict[str, Finding] = {}
         for team in team_spending(connection, usage):
-            detection = detect(*team.series(end_ms, coverage))
+            detection = detect(*team.hourly(end_ms, coverage))
             current |= {each.key: each for each in judge_team(team, detection, known, period)}
         # Findings of the settled days are kept, and so are those from minutes that no hour has
         # confirmed yet.

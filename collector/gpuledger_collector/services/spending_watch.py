@@ -181,7 +181,7 @@ def _team_limits(
         use.workload_id for use in usage if use.rating_interval_ms < hour_ms - RECENT_MS
     )
     for team in team_spending(connection, usage):
-        limit = next_limit(team.series(hour_ms, coverage)[0])
+        limit = next_limit(team.hourly(hour_ms, coverage).series)
         if limit is not None:
             yield (team.name, team.currency), _TeamLimit(team, limit, old)
 

@@ -1,7 +1,7 @@
 """Anomalies of spending and usage: upward deviations, judged with what was known then.
 
 `detect` gives every instant of a series an expected value, a band, a score and a flag;
-`group_episodes` joins flags that belong together into one alarm.
+`group_episodes` gives the episode of each alarm.
 """
 
 from gpuledger_collector.insight.anomalies.detector import (

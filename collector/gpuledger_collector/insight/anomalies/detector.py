@@ -6,8 +6,11 @@ is normal, and an unobserved instant must be neither a saving nor an alarm.
 Idea: two excesses over the rolling baseline (baseline.py), in units of its spread, are added.
 *Fast*: the height above everything usual. *Slow*: a one-sided CUSUM (Page 1954) of the distance
 from the level, clipped so that no single hour fires, and leaking so that it forgets. The reference
-of both is raised to what recurred at this hour in both weeks before. Where the rate is known (cost
-and usage apart), a rise of the rate is an alarm of its own, without statistics.
+of both is raised to what recurred at this hour in both weeks before. What
+long-running workloads make is judged the same way beside the whole, where it is known: a runaway or
+a leak grows there long before it is above a team's usual bursts. Where the rate is known (cost and
+usage apart), a rise of the rate is an alarm of its own, without statistics. Which instants are
+alarms is decided in alarms.py.
 
 Law: the judgment of an instant depends on values up to that instant alone; scaling a series changes
 no score.
@@ -15,16 +18,17 @@ no score.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.insight.anomalies.alarms import AlarmRule, find_alarms
 from gpuledger_collector.insight.anomalies.baseline import rolling_baseline
-from gpuledger_collector.insight.series import Flags, Floats, Series
+from gpuledger_collector.insight.series import Flags, Floats, Ints, Series
 
-MERGE_HOURS = 12
-"""Flags no further apart than this are one episode."""
+LONG_RUNNING_HOURS = 12
+"""A workload that has run for so long is long-running."""
 PRICE_RISE = 1.02
 PRICE_SCORE = 99.0
 """Score of an instant whose rate has risen: certain, so above every threshold."""
@@ -38,7 +42,7 @@ class Tuning:
     (docs/insight.md).
     """
 
-    threshold: float = 0.5
+    threshold: float = 1.0
     persistence_hours: int = 2
     """Hours in a row above the threshold before a flag, but for a score of `far` times the
     threshold.
@@ -60,6 +64,14 @@ class Tuning:
     clip_down: float = 3.0
     memory: float = 0.985
     cap: float = 20.0
+    fatigue: float = 0.5
+    """By what share each recent alarm of the series raises the threshold of the next one."""
+    long_running: float = 0.5
+    """Weight of the score of long-running workloads."""
+    min_of_all: float = 0.1
+    """Their spread is at least this share of the level of all spending."""
+    at_once: float = 1.0
+    """Spreads above everything usual at which an instant stands out at once."""
 
 
 TUNED = Tuning()
@@ -70,7 +82,9 @@ class Detection:
     """Judgment of every instant of a series; NaN where an instant is unknown or has too little
     past.
 
-    `price` marks instants at which a rate was above that of the three days before.
+    `price` marks instants at which a rate was above that of the three days before, `long_running`
+    those whose score is that of long-running workloads. `excess` is what is above what was expected
+    (of long-running workloads: of theirs); `alarm` is the number of the alarm, 0: not flagged.
     """
 
     series: Series
@@ -78,8 +92,27 @@ class Detection:
     lower: Floats
     upper: Floats
     score: Floats
-    flag: Flags
     price: Flags
+    long_running: Flags
+    excess: Floats
+    alarm: Ints
+
+    @property
+    def flag(self) -> Flags:
+        """Whether an instant is in an alarm."""
+        return self.alarm > 0
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """The scores of a series; `leap` is the part of the score that is above everything usual."""
+
+    expected: Floats
+    usual: Floats
+    scale: Floats
+    level: Floats
+    score: Floats
+    leap: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,39 +137,64 @@ class AnomalyEpisode:
     excess: float
 
 
-def detect(series: Series, price: Flags | None = None, tuning: Tuning = TUNED) -> Detection:
+def detect(
+    series: Series,
+    price: Flags | None = None,
+    long_running: Floats | None = None,
+    tuning: Tuning = TUNED,
+) -> Detection:
     """Judge every instant of a series; `price` marks instants at which a rate has risen, which
     needs no statistics.
 
+    `long_running` is the part of each value that workloads make which have run for
+    LONG_RUNNING_HOURS: what grows in it (a runaway, a leak) is hidden where short work leaps about.
     With less than two weeks of history the score is smaller, and with less than a day and a half
     there is none.
     """
-    expected, usual, scale, trust = _limits(series, tuning)
+    own = _judge(series, tuning)
+    score, leap = own.score, own.leap
+    excess = np.fmax(series.values - own.expected, 0.0)
+    price = np.zeros(len(score), dtype=bool) if price is None else price
+    by_long_running = np.zeros(len(score), dtype=bool)
+    if long_running is not None:
+        part = replace(series, values=np.where(np.isfinite(series.values), long_running, np.nan))
+        longer = _judge(part, tuning, tuning.min_of_all * own.level)
+        by_long_running = tuning.long_running * longer.score > score
+        score = np.fmax(score, tuning.long_running * longer.score)
+        leap = np.fmax(leap, tuning.long_running * longer.leap)
+        excess = np.fmax(excess, part.values - longer.expected)
+    rule = AlarmRule(tuning.threshold, tuning.persistence_hours, tuning.far, tuning.fatigue)
+    upper = own.usual + tuning.threshold / tuning.fast * own.scale
+    return Detection(
+        series,
+        own.expected,
+        # The band is symmetric for people who look at it; only its upper edge is judged.
+        np.maximum(2 * own.expected - upper, 0.0),
+        upper,
+        # A dearer rate is certain, whatever the statistics say.
+        np.where(price, PRICE_SCORE, score),
+        price,
+        by_long_running,
+        np.nan_to_num(excess),
+        find_alarms(score, leap, price, rule, series.step_ms),
+    )
+
+
+def _judge(series: Series, tuning: Tuning, least_scale: Floats | None = None) -> _Judged:
+    expected, usual, scale, trust, level = _limits(series, tuning)
+    if least_scale is not None:
+        scale = np.fmax(scale, np.where(least_scale > 0, least_scale, np.nan))
     # The parameters are per hour; for shorter steps memory and slack are scaled to the step.
     hours = min(1.0, series.step_ms / HOUR_MS)
     fast = _smooth(np.fmax((series.values - usual) / scale, 0.0), tuning.smooth**hours)
     slow = _drift((series.values - expected) / scale, hours, tuning)
-    judged = np.isfinite(series.values) & np.isfinite(scale)
-    score = np.where(judged, trust * (tuning.fast * fast + tuning.slow * slow), np.nan)
-    # After the statistics: a dearer rate is certain, whatever the score is.
-    price = np.zeros(len(score), dtype=bool) if price is None else price
-    score = np.where(price, PRICE_SCORE, score)
-    upper = usual + tuning.threshold / tuning.fast * scale
-    # The band is symmetric for people who look at it; only its upper edge is judged.
-    lower = np.maximum(2 * expected - upper, 0.0)
-    return Detection(
-        series,
-        expected,
-        lower,
-        upper,
-        score,
-        _persistent(score, tuning, series.step_ms) | price,
-        price,
-    )
+    is_judged = np.isfinite(series.values) & np.isfinite(scale)
+    leap = np.where(is_judged, trust * tuning.fast * fast, np.nan)
+    return _Judged(expected, usual, scale, level, leap + trust * tuning.slow * slow, leap)
 
 
-def _limits(series: Series, tuning: Tuning) -> tuple[Floats, Floats, Floats, Floats]:
-    """Expected value, usual height, spread and trust of every instant, from what was known before
+def _limits(series: Series, tuning: Tuning) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """Expected value, usual height, spread, trust and level of every instant, from what was known before
     it.
     """
     past = rolling_baseline(series)
@@ -148,17 +206,17 @@ def _limits(series: Series, tuning: Tuning) -> tuple[Floats, Floats, Floats, Flo
     scale = np.where(scale > 0, scale, np.nan)
     expected = np.fmax(past.level, past.recurring)
     usual = np.fmax(past.level + tuning.above_height * (past.height - past.level), expected)
-    return expected, usual, scale, past.trust
+    return expected, usual, scale, past.trust, past.level
 
 
 def limits(series: Series, tuning: Tuning = TUNED) -> Floats:
     """Return the value each instant must exceed to stand out at once; NaN with too little past.
 
-    One spread above everything usual: what a steady excess must reach to be flagged at all, so that
-    the first minutes of a large anomaly are flagged without waiting for whole hours.
+    One spread above everything usual, so that the first minutes of a large anomaly are flagged
+    without waiting for whole hours.
     """
-    _, usual, scale, trust = _limits(series, tuning)
-    return np.where(trust >= MIN_TRUST, usual + tuning.threshold / tuning.fast * scale, np.nan)
+    _, usual, scale, trust, _ = _limits(series, tuning)
+    return np.where(trust >= MIN_TRUST, usual + tuning.at_once * scale, np.nan)
 
 
 def next_limit(series: Series) -> AnomalyLimit | None:
@@ -214,32 +272,14 @@ def price_rises(rate: Floats, step_ms: int) -> Flags:
     return risen
 
 
-def _persistent(score: Floats, tuning: Tuning, step_ms: int) -> Flags:
-    """Flag scores above the threshold for the hours of persistence (or far above, at once), over
-    known instants.
-    """
-    hold = max(1, round(tuning.persistence_hours * HOUR_MS / step_ms))
-    # Over known instants only: an unobserved hour neither ends nor lengthens a run of high scores.
-    known = np.flatnonzero(np.isfinite(score))
-    above = score[known] > tuning.threshold
-    count = np.concatenate([[0], np.cumsum(above)])
-    long = np.zeros(len(known), dtype=bool)
-    long[hold - 1 :] = (count[hold:] - count[:-hold]) >= hold
-    flag = np.zeros(len(score), dtype=bool)
-    flag[known] = long | (score[known] > tuning.far * tuning.threshold)
-    return flag
-
-
 def group_episodes(judgment: Detection) -> list[AnomalyEpisode]:
-    """Join flags at most twelve hours apart into one episode."""
-    where = np.flatnonzero(judgment.flag)
+    """The episode of each alarm."""
+    where = np.flatnonzero(judgment.alarm)
     if not len(where):
         return []
-    apart = max(1, MERGE_HOURS * HOUR_MS // judgment.series.step_ms)
-    cut = np.flatnonzero(np.diff(where) > apart)
-    over = np.nan_to_num(np.fmax(judgment.series.values - judgment.expected, 0.0))
+    cut = np.flatnonzero(np.diff(judgment.alarm[where]))
     starts, ends = where[np.r_[0, cut + 1]], where[np.r_[cut, len(where) - 1]]
     return [
-        AnomalyEpisode(int(a), int(b), float(over[a : b + 1].sum()))
+        AnomalyEpisode(int(a), int(b), float(judgment.excess[a : b + 1].sum()))
         for a, b in zip(starts, ends, strict=True)
     ]

@@ -12,6 +12,7 @@ import numpy as np
 from gpuledger_collector.accounting.budgets import Driver, drivers, top
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
+from gpuledger_collector.insight.anomalies.alarms import MERGE_HOURS
 from gpuledger_collector.insight.anomalies.causes import (
     AnomalyCase,
     AnomalyCause,
@@ -21,7 +22,6 @@ from gpuledger_collector.insight.anomalies.causes import (
     find_storms,
 )
 from gpuledger_collector.insight.anomalies.detector import (
-    MERGE_HOURS,
     AnomalyEpisode,
     Detection,
     group_episodes,

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,9 +18,9 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.insight.anomalies.causes import WorkloadRun
-from gpuledger_collector.insight.anomalies.detector import PRICE_RISE
+from gpuledger_collector.insight.anomalies.detector import LONG_RUNNING_HOURS, PRICE_RISE
 from gpuledger_collector.insight.findings import WorkloadUsage
-from gpuledger_collector.insight.series import Flags, Series
+from gpuledger_collector.insight.series import Flags, Floats, Series
 
 MIN_COVERAGE = 0.9
 
@@ -43,6 +44,16 @@ class PricedUsage:
         return HolderSpend(self.label, self.usage.gpu_model, self.usage.gpu_ns, self.cost_micro)
 
 
+class HourlySpending(NamedTuple):
+    """What a team spent in each hour at the first rates, NaN without enough evidence; the hours in
+    which rates have risen; and the part that long-running workloads made of each hour.
+    """
+
+    series: Series
+    price: Flags
+    long_running: Floats
+
+
 @dataclass
 class TeamSpending:
     """What one team spent in one currency."""
@@ -61,22 +72,22 @@ class TeamSpending:
         """The team as people read it."""
         return self.name or "(unattributed)"
 
-    def series(
-        self, end_ms: int, coverage: Mapping[tuple[str, int], float]
-    ) -> tuple[Series, Flags]:
-        """Hourly spending at the first rates, NaN without enough evidence; and the hours in which
-        rates have risen.
-        """
-        start_ms = (
-            min(priced.usage.rating_interval_ms for priced in self.usage) // HOUR_MS * HOUR_MS
-        )
+    def hourly(self, end_ms: int, coverage: Mapping[tuple[str, int], float]) -> HourlySpending:
+        """What the team spent by the hour, as `detect` judges it."""
+        first_ms = self._first_uses()
+        start_ms = min(first_ms.values()) // HOUR_MS * HOUR_MS
         hours = (end_ms - start_ms) // HOUR_MS
-        first, actual, before = np.zeros(hours), np.zeros(hours), np.zeros(hours)
+        first, actual, before, long_running = (np.zeros(hours) for _ in range(4))
         for priced in self.usage:
-            hour = (priced.usage.rating_interval_ms - start_ms) // HOUR_MS
+            use = priced.usage
+            hour = (use.rating_interval_ms - start_ms) // HOUR_MS
             first[hour] += priced.at_first_rates
             actual[hour] += priced.cost_micro
             before[hour] += priced.before_micro
+            if use.rating_interval_ms - first_ms[use.workload_id] >= LONG_RUNNING_HOURS * HOUR_MS:
+                long_running[hour] += priced.at_first_rates
+        # How long the workloads of the first hours had run before is not known.
+        long_running[:LONG_RUNNING_HOURS] = np.nan
         # An hour that is seen in part only would look cheap: unknown is better than too low.
         for hour in range(hours):
             if any(
@@ -86,7 +97,18 @@ class TeamSpending:
                 first[hour] = np.nan
         # A rise of the rate is visible in any hour, also in one with too little evidence to judge
         # usage.
-        return Series(self.name, start_ms, HOUR_MS, first), actual > PRICE_RISE * before
+        return HourlySpending(
+            Series(self.name, start_ms, HOUR_MS, first), actual > PRICE_RISE * before, long_running
+        )
+
+    def _first_uses(self) -> dict[int, int]:
+        """When each workload was first seen, unix ms."""
+        first_ms: dict[int, int] = {}
+        for priced in self.usage:
+            use = priced.usage
+            known_ms = first_ms.get(use.workload_id, use.rating_interval_ms)
+            first_ms[use.workload_id] = min(known_ms, use.rating_interval_ms)
+        return first_ms
 
 
 def spending_by_team(

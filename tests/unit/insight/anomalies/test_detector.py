@@ -15,6 +15,7 @@ from gpuledger_collector.insight.anomalies import (
     next_limit,
     price_rises,
 )
+from gpuledger_collector.insight.anomalies.alarms import AlarmRule, find_alarms
 from gpuledger_collector.insight.series import Series
 
 HOUR = 3_600_000
@@ -150,3 +151,78 @@ def test_the_ceiling_of_the_next_hour_is_that_of_its_past():
         assert limit.stands_out == whole[hour] > limit.expected
     assert next_limit(hourly(spend[: 7 * DAY])) is None
     assert next_limit(hourly(np.zeros(20 * DAY))) is None
+
+
+def alarms_of(score, fatigue):
+    rule = AlarmRule(threshold=1.0, persistence_hours=2, far=3.0, fatigue=fatigue)
+    score = np.asarray(score, dtype=float)
+    price = np.zeros(len(score), dtype=bool)
+    return find_alarms(score, np.zeros(len(score)), price, rule, HOUR)
+
+
+def test_alarms_of_the_weeks_before_tire():
+    """A score that leaps as high each third day is reported less often the oftener it was, and the
+    first one as ever.
+    """
+    score = np.zeros(30 * DAY)
+    for day in range(0, 30, 3):
+        score[day * DAY : day * DAY + 5] = 1.6
+    assert alarms_of(score, 0.0).max() == 10
+    tired = alarms_of(score, 0.5)
+    assert (tired[:6] == [0, 1, 1, 1, 1, 0]).all()
+    assert 1 < tired.max() < 8
+
+
+def test_fatigue_is_forgotten():
+    """After ten quiet weeks what was tiring is an alarm again."""
+    score = np.zeros(80 * DAY)
+    for day in (0, 1, 2, 79):
+        score[day * DAY : day * DAY + 5] = 1.6
+    alarm = alarms_of(score, 1.0)
+    assert not alarm[DAY : 3 * DAY].any()
+    assert alarm[-DAY:].any()
+
+
+def test_a_leap_within_a_slow_alarm_is_an_alarm_of_its_own():
+    """A leak that is reported does not swallow a runaway that begins days later."""
+    spend = calm(30)
+    spend[360:] += np.minimum(30.0, 0.4 * np.arange(len(spend) - 360))
+    whole = group_episodes(detect(hourly(spend)))
+    begin = whole[0].first + 60
+    assert begin < whole[0].last
+    spend[begin : begin + 30] += 150
+    first, second = group_episodes(detect(hourly(spend)))[:2]
+    assert first.first == whole[0].first
+    assert first.last < begin <= second.first <= begin + 2
+
+
+def test_a_dearer_rate_within_an_alarm_is_an_alarm_of_its_own():
+    """A rate that rises while spending is high anyway is still reported."""
+    spend = calm(30)
+    spend[400:520] += np.linspace(30, 300, 120)
+    rate = np.where(np.arange(len(spend)) < 450, 2.0, 2.3)
+    starts = [one.first for one in group_episodes(detect(hourly(spend), price_rises(rate, HOUR)))]
+    assert 450 in starts
+    assert min(starts) < 450
+
+
+def test_what_has_run_for_long_is_judged_beside_the_whole():
+    """A runaway below the usual bursts of a team shows among its workloads that have run for long."""
+    rng = np.random.default_rng(3)
+    short = 30 * rng.pareto(2.0, 30 * DAY)
+    lasting = np.full(len(short), 10.0)
+    lasting[512:560] += 25
+    whole = short + lasting
+    assert not detect(hourly(whole)).flag[512:560].any()
+    judged = detect(hourly(whole), long_running=lasting)
+    assert judged.flag[512:516].any()
+    assert judged.long_running[judged.flag].all()
+    assert group_episodes(judged)[0].excess > 25 * 20
+
+
+def test_what_has_run_for_long_is_no_alarm_where_it_is_little():
+    """Long-running work of a hundredth of a team's spending may double."""
+    spend = calm(30)
+    lasting = np.full(len(spend), 0.4)
+    lasting[500:] = 0.8
+    assert not detect(hourly(spend), long_running=lasting).flag.any()
