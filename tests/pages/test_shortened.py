@@ -145,6 +145,24 @@ def test_findings_that_are_not_listed_are_counted(fleet, reads, kind, make):
     assert len({row["team"] for row in csv.DictReader(io.StringIO(whole))}) == TEAMS
 
 
+def test_an_episode_says_how_often_its_kind_was_acknowledged(fleet, reads):
+    """Twice where people said so of two episodes of the cause and job; nothing where they did not."""
+    times = {"since_ms": reads.now_ms - HOUR, "until_ms": reads.now_ms}
+    known = [replace(finding_of(name, "anomaly"), **times) for name in ("crowd-1", "crowd-2")]
+    findings.upsert(fleet.connection, known)
+    for number in range(2):
+        fleet.connection.execute(
+            "INSERT INTO notification (key, kind, subject, team, recipients, findings, since_ms,"
+            " until_ms, notified_ms, acked_ms, acked_by, ack_until_ms) VALUES (%s, 'anomaly', '',"
+            " '', '[]', %s::jsonb, 0, 0, 0, %s, 'ada', %s)",
+            (f"told-{number}", f'["{known[0].key}"]', number, reads.now_ms),
+        )
+    text = list_pages.anomalies_page(reads, EVERYTHING, EVERYBODY, "none").body.decode()
+    said = re.findall(r"(crowd-\d)|said to be intended (\d times?)", text)
+    assert sum(bool(count) for _, count in said) == 1
+    assert text.count("Episodes like this one were said to be intended 2 times.") == 1
+
+
 def test_pools_of_less_demand_are_counted(fleet, reads, run):
     """Those of most demand are forecast and listed; a node that names pools without end makes no
     page long.

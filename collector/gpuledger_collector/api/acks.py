@@ -180,7 +180,7 @@ def _add_notification_routes(
         later = (
             "Afterwards you are notified again."
             if linked.notification.kind == IDLE
-            else "A later episode is notified as usual."
+            else "Until then you are not notified of later episodes with the same cause."
         )
         return page(
             linked.subject,

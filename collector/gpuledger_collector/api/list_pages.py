@@ -247,7 +247,12 @@ def anomalies_page(context: ReadContext, view: View, narrowing: Narrowing, by: s
         by=by,
         groups=[reports.group_facts(group, by, site) for group in _groups(found, by, calendar)],
         listed=len(listed.items),
-        rows=[reports.anomaly_facts(item) for item in found.items[:SHOWN]] if by == "none" else [],
+        rows=[
+            reports.anomaly_facts(item, found.count_acknowledged(item))
+            for item in found.items[:SHOWN]
+        ]
+        if by == "none"
+        else [],
         left_out=max(len(found.items) - SHOWN, 0) if by == "none" else 0,
         count=len(found.items),
         ongoing=len(found.ongoing.items),

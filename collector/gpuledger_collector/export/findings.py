@@ -277,8 +277,8 @@ def silent_text(silent: int, nodes: int, shows_fleet: bool) -> str:
     return f"{whose} nodes are silent: what is idle on them now is not known."
 
 
-def anomaly_facts(finding: NamedFinding) -> dict[str, Any]:
-    """Unusual spending as a page shows it."""
+def anomaly_facts(finding: NamedFinding, acknowledged: int) -> dict[str, Any]:
+    """Unusual spending as a page shows it; `acknowledged`: how often its kind was."""
     evidence = finding.evidence
     return {
         **ANOMALIES.texts(finding),
@@ -294,6 +294,7 @@ def anomaly_facts(finding: NamedFinding) -> dict[str, Any]:
         "before": f"the same hours {plural(evidence['days_before'], 'day')} before",
         "drivers": evidence["drivers"],
         "rate_changes": evidence["rates"],
+        "acknowledged": acknowledged,
     }
 
 

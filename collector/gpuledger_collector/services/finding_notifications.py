@@ -26,6 +26,7 @@ from gpuledger_collector.insight.notifications.finding_rules import (
     Section,
     WeeklySummary,
     find_same_episode,
+    is_intended,
     must_escalate,
     notifiable_accelerators,
     recipients_of,
@@ -265,7 +266,8 @@ class _Run:
 
     def notify_anomalies(self) -> None:
         """Notify of each spending episode once, however it grows; only a later one is notified
-        again.
+        again,
+        unless somebody said of its kind that it is intended.
         """
         known = finding_notifications.recent(self._connection, ANOMALY, self._at_ms - HISTORY_MS)
         ongoing = finding_notifications.ongoing_anomalies(self._connection, self._at_ms)
@@ -274,12 +276,15 @@ class _Run:
             floor.currency: floor.amount_micro
             for floor in notification_rules.anomaly_floors(self._connection)
         }
+        acknowledgments = finding_notifications.anomaly_acknowledgments(self._connection)
         self._close_ended(known, keys)
         for finding in ongoing:
             subject = f"{finding.subject}:{finding.currency or ''}"
             same = find_same_episode(known, finding, subject)
             if same is not None:
                 known[known.index(same)] = self._grown(same, finding)
+            elif is_intended(finding, acknowledgments, self._at_ms):
+                continue
             # Looked at in each run: a small episode may grow.
             elif (finding.cost_micro or 0) >= floors.get(finding.currency or "", 0):
                 self._notify_team(finding, subject)

@@ -23,11 +23,16 @@ from gpuledger_collector.insight.findings import (
 from gpuledger_collector.insight.notifications.finding_rules import (
     KEPT_STATES,
     RECLAIMABLE_STATES,
+    AnomalyAcknowledgment,
+    AnomalyKind,
     reclaim_command,
 )
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.findings.idle_workloads import idle_workloads
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.notifications.finding_notifications import (
+    anomaly_acknowledgments,
+)
 from gpuledger_collector.storage.row_level_security import as_viewer
 
 NOBODY = "(nobody)"
@@ -118,11 +123,18 @@ def dearest_holders(
 class FindingList:
     """Findings, ongoing ones first, then by falling cost.
 
-    `looked_ms`: up to when was searched; None: never.
+    `looked_ms`: up to when was searched; None: never. `acknowledgments` are what people said of
+    unusual spending.
     """
 
     items: Sequence[NamedFinding]
     looked_ms: int | None
+    acknowledgments: Sequence[AnomalyAcknowledgment] = ()
+
+    def count_acknowledged(self, item: NamedFinding) -> int:
+        """How often people said of episodes like this one that they are intended."""
+        kind = AnomalyKind.of(item)
+        return sum(each.kind == kind for each in self.acknowledgments)
 
     def only(self, condition: Callable[[NamedFinding], bool]) -> FindingList:
         """Those that meet a condition."""
@@ -240,7 +252,8 @@ def list_findings(
         items = findings.list_named(connection, kind, period.start_ms, period.end_ms)
     if scope.owner is not None:
         items = [item for item in items if not item.is_free and scope.sees(item.owner, item.team)]
-    return FindingList(items, findings.progress(connection, kind))
+    acknowledgments = anomaly_acknowledgments(connection) if kind == "anomaly" and items else []
+    return FindingList(items, findings.progress(connection, kind), acknowledgments)
 
 
 def _is_to_act_on(item: NamedFinding, remedies: IdleRemedies) -> bool:

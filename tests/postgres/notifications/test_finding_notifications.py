@@ -438,7 +438,7 @@ def test_what_is_acknowledged_is_an_episode_and_not_later_spending(
         acks.router(LINKS, Database(dsn), lambda: to_ms(dt.datetime(2025, 10, 2, 9, tzinfo=dt.UTC)))
     )
     assert (
-        "A later episode is notified"
+        "Until then you are not notified of later episodes with the same cause."
         in TestClient(app).post(f"{parts.path}?{parts.query}&days=30").text
     )
     for day in (2, 3, 4, 5):
@@ -453,6 +453,55 @@ def test_what_is_acknowledged_is_an_episode_and_not_later_spending(
     assert write(7.5).anomalies == 1
     assert write(7.6).anomalies == 0
     assert [kind for kind, _, _ in outbox(fleet)] == ["anomaly", "anomaly"]
+
+
+def test_what_is_the_new_normal_is_in_no_further_mail(fleet, apply, run, write) -> None:
+    """Acknowledged until a day, a team's later episodes with the same cause and job are in no mail
+    until then; another job's, another cause's and a dearer rate are.
+    """
+    apply(CONTACTS)
+
+    def finding(number: int, cause: str, job: str, day: float, team: str = "robotics") -> None:
+        fleet.connection.execute("UPDATE finding SET resolved_ms = until_ms")
+        fleet.connection.execute(
+            "INSERT INTO finding (key, kind, state, subject, team, owner, since_ms, opened_ms,"
+            " until_ms, confidence, currency, cost_micro, per_day_micro, evidence) VALUES (%s,"
+            " 'anomaly', 'usage', %s, %s, '{}', %s, %s, %s, 0.8, 'USD', 5000000, 10000000, %s)",
+            (
+                f"anomaly:{team}:USD:{number}",
+                team,
+                team,
+                OCTOBER + int(day * DAY),
+                OCTOBER + int(day * DAY) + HOUR,
+                OCTOBER + int((day + 0.2) * DAY),
+                json.dumps({"cause": cause, "workloads": [job]}),
+            ),
+        )
+
+    def acknowledge(days: int) -> None:
+        newest = fleet.rows("SELECT max(id) FROM notification")[0][0]
+        fleet.connection.execute(
+            "UPDATE notification SET acked_ms = %s, acked_by = 'ada', ack_until_ms = %s WHERE id ="
+            " %s",
+            (OCTOBER, OCTOBER + days * DAY, newest),
+        )
+
+    finding(1, "scale-up", "serve", 1)
+    assert write(1.3).anomalies == 1
+    acknowledge(20)
+    finding(2, "scale-up", "serve", 4)
+    assert write(4.3).anomalies == 0
+    finding(3, "scale-up", "train", 6)
+    assert write(6.3).anomalies == 1
+    finding(4, "leak", "serve", 8)
+    assert write(8.3).anomalies == 1
+    finding(5, "price", "serve", 10)
+    assert write(10.3).anomalies == 1
+    acknowledge(20)
+    finding(6, "price", "serve", 12)
+    assert write(12.3).anomalies == 1
+    finding(7, "scale-up", "serve", 21)
+    assert write(21.3).anomalies == 1
 
 
 def test_leads_get_the_sum_of_a_week(idle_day, apply, write, findings, monkeypatch) -> None:

@@ -175,6 +175,48 @@ class Notification:
 
 
 @dataclass(frozen=True, slots=True)
+class AnomalyKind:
+    """What episodes of spending have in common: whose they are, their cause, and the workload name
+    that moved most (empty: none is named).
+    """
+
+    team: str
+    currency: str
+    cause: str
+    workload: str
+
+    @classmethod
+    def of(cls, finding: Finding) -> AnomalyKind:
+        """The kind of an episode."""
+        names = finding.evidence.get("workloads") or [""]
+        cause = str(finding.evidence.get("cause", ""))
+        return cls(finding.subject, finding.currency or "", cause, str(names[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class AnomalyAcknowledgment:
+    """A kind of episode that somebody said to be intended: when, and until when it holds."""
+
+    kind: AnomalyKind
+    acked_ms: int
+    until_ms: int
+
+
+def is_intended(
+    finding: Finding, acknowledgments: Iterable[AnomalyAcknowledgment], at_ms: int
+) -> bool:
+    """Whether somebody said of an earlier episode of this kind that it is intended, which holds
+    now.
+
+    A dearer rate is new each time: of one that somebody knows, nothing follows for the next.
+    """
+    kind = AnomalyKind.of(finding)
+    return kind.cause not in ("", "price") and any(
+        each.kind == kind and at_ms < each.until_ms for each in acknowledgments
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """One workload in a mail, with the notification that its link acknowledges."""
 

@@ -16,6 +16,8 @@ from gpuledger_collector.insight.findings import Finding
 from gpuledger_collector.insight.notifications.finding_rules import (
     ANOMALY,
     IDLE,
+    AnomalyAcknowledgment,
+    AnomalyKind,
     Notification,
 )
 from gpuledger_collector.insight.notifications.reclaim_rules import ReclaimAction, ReclaimRule
@@ -70,6 +72,28 @@ def recent(connection: Connection, kind: str, since_ms: int) -> list[Notificatio
             f"SELECT {_COLUMNS} FROM notification WHERE kind = %s "
             "AND (notified_ms >= %s OR closed_ms IS NULL OR ack_until_ms >= %s) ORDER BY id",
             (kind, since_ms, since_ms),
+        )
+    ]
+
+
+def anomaly_acknowledgments(connection: Connection) -> list[AnomalyAcknowledgment]:
+    """What people have said of kinds of unusual spending, the latest last; once for each
+    notification.
+    """
+    return [
+        AnomalyAcknowledgment(
+            AnomalyKind(row.subject, row.currency or "", row.cause or "", row.workload or ""),
+            row.acked_ms,
+            row.ack_until_ms,
+        )
+        for row in select(
+            connection,
+            "SELECT DISTINCT ON (n.acked_ms, n.id) n.acked_ms, n.ack_until_ms, f.subject,"
+            " f.currency, f.evidence->>'cause' AS cause, f.evidence->'workloads'->>0 AS workload"
+            " FROM notification n JOIN finding f ON f.kind = n.kind AND n.findings ? f.key"
+            " WHERE n.kind = %s AND n.acked_ms IS NOT NULL AND n.ack_until_ms IS NOT NULL"
+            " ORDER BY n.acked_ms, n.id, f.since_ms DESC",
+            (ANOMALY,),
         )
     ]
 
