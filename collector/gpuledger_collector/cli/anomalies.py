@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Annotated, Any
 
@@ -17,8 +17,9 @@ from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.export.findings import ANOMALIES
 from gpuledger_collector.export.report import Kind, Report, key_column, series_column
 from gpuledger_collector.export.table_cells import WIDEST
-from gpuledger_collector.insight.anomalies import Detection, detect, group_episodes
+from gpuledger_collector.insight.anomalies import Detection, detect_spending, group_episodes
 from gpuledger_collector.insight.findings import AT_LISTED_RATES
+from gpuledger_collector.insight.series import Series
 from gpuledger_collector.services.anomaly_search import find_anomalies
 from gpuledger_collector.services.findings import WholeFleet, list_findings
 from gpuledger_collector.services.hourly_usage import fold_usage
@@ -56,7 +57,8 @@ def anomalies(
             metavar="FILE",
             help=(
                 "CSV with ts,series,value, evenly spaced; an empty value is no data; - reads"
-                " standard input. "
+                " standard input. With a column usage, of which value is the cost, a dearer rate is"
+                " an anomaly of its own. "
                 "Without it: every team's spending in the ledger."
             ),
         ),
@@ -81,7 +83,7 @@ def anomalies(
             read_series,
         )
 
-        print_series(read_series(series), form)
+        print_series(read_series(series, usage="usage"), form)
         return
     with open_session(dsn, config) as session:
         fold_usage(session.database)
@@ -100,7 +102,10 @@ def anomalies(
 
 def print_series(file: SeriesFile, form: options.Format) -> None:
     """Print the series of a file: the episodes as a table, every instant as CSV or JSON."""
-    detections = [detect(series) for series in file.series]
+    usages: Sequence[Series | None] = file.usage or [None] * len(file.series)
+    detections = [
+        detect_spending(series, usage) for series, usage in zip(file.series, usages, strict=True)
+    ]
     if form is not options.Format.table:
         instants = (row for detection in detections for row in instant_rows(detection, file))
         emit_report(form, SERIES, instants, is_exact=True)

@@ -39,12 +39,19 @@ SHOWN = 10
 
 
 def read_series(
-    path: str, value: str = "value", step_ms: int | None = None, *, named: bool = True
+    path: str,
+    value: str = "value",
+    step_ms: int | None = None,
+    *,
+    named: bool = True,
+    usage: str = "",
 ) -> SeriesFile:
     """Series of the CSV at `path` (`-` is standard input); a problem is printed with its line and
     ends the command.
+
+    `usage` is a column that a file may have: what the value is the cost of.
     """
-    table = _table(path, ["ts", "series", value] if named else ["ts", value])
+    table = _table(path, ["ts", "series", value] if named else ["ts", value], usage)
     at_ms, bad_at, write_instants = _instants(table["ts"])
     numbers, bad_value = _numbers(table[value])
     sentences = {
@@ -52,6 +59,11 @@ def read_series(
         value: "is not a number of zero or more",
     }
     wrong = [*((row, "ts") for row in bad_at), *((row, value) for row in bad_value)]
+    used = None
+    if usage in table.columns:
+        used, bad_usage = _numbers(table[usage])
+        sentences[usage] = sentences[value]
+        wrong += [(row, usage) for row in bad_usage]
     if wrong:
         refuse_all(
             [
@@ -65,7 +77,8 @@ def read_series(
         keys = [str(name) for name in names]
     else:
         code, keys = np.zeros(len(table), dtype=np.int64), [value]
-    series, faults = series_of(keys, np.asarray(code, dtype=np.int64), at_ms, numbers, step_ms)
+    codes = np.asarray(code, dtype=np.int64)
+    series, faults = series_of(keys, codes, at_ms, numbers, step_ms)
     if faults:
         refuse_all(
             [
@@ -74,7 +87,9 @@ def read_series(
             ],
             len(faults),
         )
-    return SeriesFile(series, write_instants)
+    # On the same instants: they have no other faults.
+    usages = None if used is None else series_of(keys, codes, at_ms, used, step_ms)[0]
+    return SeriesFile(series, write_instants, usages)
 
 
 def refuse_all(shown: Sequence[Problem], count: int) -> NoReturn:
@@ -90,8 +105,10 @@ def _problem(path: str, row: int, column: str, message: str) -> Problem:
     return Problem("series", f"{path}:{row + 2}:{column}", message)
 
 
-def _table(path: str, columns: Sequence[str]) -> pd.DataFrame:
-    """These columns as text; a line of the file is its row plus two."""
+def _table(path: str, columns: Sequence[str], optional: str = "") -> pd.DataFrame:
+    """These columns as text, and an optional one where there is one; a line of the file is its row
+    plus two.
+    """
     try:
         # Bounded here: pandas would inflate whatever a name's ending says, without a bound.
         is_input = path == "-"
@@ -130,7 +147,8 @@ def _table(path: str, columns: Sequence[str]) -> pd.DataFrame:
             f"{path}:1: the column {missing[0]!r} is missing; needed are {needed}, the file has"
             f" {present}"
         )
-    table = table[list(columns)].fillna("")
+    wanted = [*columns, *([optional] if optional in table.columns else [])]
+    table = table[wanted].fillna("")
     # Blank lines at the end only: one in the middle is a mistake that is named with its line.
     while len(table) and not "".join(table.iloc[-1]):
         table = table.iloc[:-1]

@@ -16,3 +16,5 @@ class SeriesFile:
 
     series: list[Series]
     write_instants: WriteInstants
+    usage: list[Series] | None = None
+    """What each series is the cost of, on the same instants; None: the file does not say."""

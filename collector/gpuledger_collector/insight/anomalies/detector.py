@@ -257,6 +257,22 @@ def _drift(distance: Floats, hours: float, tuning: Tuning) -> Floats:
     return out
 
 
+def detect_spending(cost: Series, usage: Series | None) -> Detection:
+    """Judge a series of cost; where its usage is known, the cost at the first rate, and the rate
+    apart.
+    """
+    if usage is None:
+        return detect(cost)
+    # Without usage there is no rate: what costs nonetheless is unknown, not dear.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = np.where(usage.values > 0, cost.values / usage.values, np.nan)
+    known = rate[np.isfinite(rate)]
+    if not len(known):
+        return detect(cost)
+    at_first_rate = replace(cost, values=usage.values * known[0])
+    return detect(at_first_rate, price_rises(rate, cost.step_ms))
+
+
 def price_rises(rate: Floats, step_ms: int) -> Flags:
     """Flag instants whose rate (NaN unknown) is above the median of those known in the three days
     of usage before.

@@ -22,6 +22,7 @@ from gpuledger_collector.insight.anomalies.causes import (
     find_storms,
 )
 from gpuledger_collector.insight.anomalies.detector import (
+    LONG_RUNNING_HOURS,
     AnomalyEpisode,
     Detection,
     group_episodes,
@@ -45,6 +46,9 @@ BY_MINUTES = "by_minutes"
 """Evidence key of an episode that was found from minutes (services/spending_watch.py) and not confirmed by
 an hour yet.
 """
+SEEN_IN_LONG_RUNNING = (
+    f"seen in what has run for {LONG_RUNNING_HOURS} hours or longer, which all spending hides"
+)
 STORM_ENDED_MS = 2 * HOUR_MS
 """A storm without a run for this long has ended."""
 STORM_CONFIDENCE = 0.8
@@ -96,6 +100,8 @@ def _episode_finding(
     )
     if first_minute_ms is not None:
         evidence[FIRST_MINUTE] = first_minute_ms
+    if _is_by_long_running(detection, part):
+        evidence["sentence"] = f"{evidence['sentence']}; {SEEN_IN_LONG_RUNNING}"
     evidence["highest_score"] = round(float(np.nanmax(detection.score[part])), 2)
     cost = sum(driver.change_micro for driver in changes)
     return team_finding(
@@ -327,6 +333,12 @@ def _rate_changes(
         for pool, model in sorted(new)
         if old.get((pool, model)) and old[pool, model] != new[pool, model]
     ]
+
+
+def _is_by_long_running(detection: Detection, part: slice) -> bool:
+    """Whether most of the flagged hours were flagged for what has run for long."""
+    flagged = detection.flag[part] & ~detection.price[part]
+    return bool(2 * detection.long_running[part][flagged].sum() > flagged.sum())
 
 
 def _confidence(detection: Detection, part: slice) -> float:

@@ -8,6 +8,7 @@ import csv
 import io
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -68,6 +69,34 @@ def test_table_and_json(spend):
     rows = json.loads(out)
     assert len(rows) == 960
     assert rows[0]["expected"] is None
+
+
+def test_usage_beside_the_cost_tells_a_dearer_rate(tmp_path):
+    """A rate that rises by a fifth is an episode where the usage is known; in bursts of cost alone
+    it is not seen.
+    """
+    rng = np.random.default_rng(4)
+    used = 20 + 15 * rng.pareto(2.5, 30 * 24)
+    lines = {False: ["ts,series,value"], True: ["ts,series,value,usage"]}
+    for hour, gpus in enumerate(used):
+        cost = gpus * (2.0 if hour < 500 else 2.4)
+        row = f"{1_790_000_000 + 3600 * hour},team,{cost}"
+        lines[False].append(row)
+        lines[True].append(f"{row},{gpus}")
+    flags = {}
+    for has_usage, text in lines.items():
+        path = tmp_path / f"{has_usage}.csv"
+        path.write_text("\n".join(text) + "\n")
+        code, out, _ = run("--series", path, "--format", "json")
+        assert code == 0
+        flags[has_usage] = [row["flag"] for row in json.loads(out)]
+    assert not any(flags[False][500:503])
+    assert flags[True][500] == 1
+    path = tmp_path / "bad.csv"
+    path.write_text("ts,series,value,usage\n2026-10-01T00:00:00Z,a,1,much\n")
+    code, _, err = run("--series", path)
+    assert code == 2
+    assert f"{path}:2:usage" in err
 
 
 def test_a_bad_row_is_refused_with_its_line(tmp_path):
