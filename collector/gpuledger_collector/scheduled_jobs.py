@@ -15,6 +15,7 @@ from gpuledger_collector.api.metrics import Metrics
 from gpuledger_collector.ingest.batches import counters
 from gpuledger_collector.notifications import budget_mail, finding_mail
 from gpuledger_collector.schedule import Job, Schedule, delete_old_runs
+from gpuledger_collector.services import idle_search
 from gpuledger_collector.services.anomaly_search import find_anomalies
 from gpuledger_collector.services.budget_watch import watch_budgets
 from gpuledger_collector.services.capacity_plan import store_capacity_plans
@@ -22,7 +23,6 @@ from gpuledger_collector.services.finding_notifications import notify_findings
 from gpuledger_collector.services.forecasts import store_forecasts
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.idle_context import IdleContext
-from gpuledger_collector.services.idle_search import find_idle
 from gpuledger_collector.services.inference_days import store_inference_days
 from gpuledger_collector.services.month_proof import compare_seals, prove_months
 from gpuledger_collector.services.rating import rate_usage
@@ -165,9 +165,9 @@ def _insight_jobs(c: _Context) -> list[Job]:
             "messages",
         ),
         Job(
-            "find_idle",
+            idle_search.JOB,
             settings.idle_seconds,
-            lambda: find_idle(database, c.now_ms, idle_context),
+            lambda: idle_search.find_idle(database, c.now_ms, idle_context),
             "idle findings opened or updated",
         ),
         Job(

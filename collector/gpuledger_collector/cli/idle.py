@@ -13,19 +13,22 @@ from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import end_with, new_app, refuse, time_range
 from gpuledger_collector.cli.output import emit_report
 from gpuledger_collector.cli.session import Session, open_session
+from gpuledger_collector.export.cells import instant_text
 from gpuledger_collector.export.findings import IDLE, report_groups, silent_text
 from gpuledger_collector.export.idle_services import SERVICES
 from gpuledger_collector.insight.idle.episodes import SHOWN
 from gpuledger_collector.insight.idle.serving_replicas import ServiceReplicas
 from gpuledger_collector.services.findings import FindingList, WholeFleet, holder, list_findings
 from gpuledger_collector.services.hourly_usage import fold_usage
-from gpuledger_collector.services.idle_search import find_idle
+from gpuledger_collector.services.idle_search import find_idle, searched_until
 from gpuledger_collector.services.nodes import read_fleet
 from gpuledger_collector.services.serving_replicas import assess_services
 from gpuledger_common.plurals import plural
 
 app = new_app()
 TABLE_ROWS = 20
+MOST_BEHIND_MS = 600_000
+"""A search of the collector's job that is older than this is not what is idle now."""
 NOT_OBSERVED = "not known: no node has reported what its GPUs do, and imported usage does not say"
 STATES = [state.name.lower() for state in SHOWN]
 
@@ -48,6 +51,13 @@ def idle(
     state: Annotated[
         str | None, Option("--state", help="Only this state, such as gone_idle or never_used.")
     ] = None,
+    search: Annotated[
+        bool,
+        Option(
+            "--search",
+            help="With --now: search what has arrived since the collector's last search, too.",
+        ),
+    ] = False,
     services: Annotated[
         bool,
         Option(
@@ -68,6 +78,9 @@ def idle(
     and per day.
 
     The list has what was idle at some time in the period, each finding with its full time and cost.
+    With --now it is what the collector's job last found, if that was in the last ten minutes, and
+    says when; otherwise, and with --search, everything that has arrived is searched first.
+
     Warm replicas of services are not in it; --services judges them over the last seven days: all
     that were busy at once in 99 of 100 minutes are needed, and one in reserve.
     """
@@ -78,12 +91,14 @@ def idle(
         )
     if services and (only_now or state is not None or by is not None):
         refuse("--services judges a week of replicas: --now, --state and --by do not go with it")
+    if search and not only_now:
+        refuse("--search goes with --now: a list of a period is always searched first")
     if state is not None and state not in STATES:
         refuse(f"--state: {state!r} is none of {', '.join(STATES)}")
     asked = time_range(period, start, end, days)
     with open_session(dsn, config) as session:
-        fold_usage(session.database)
         if services:
+            fold_usage(session.database)
             judged = assess_services(session.database, session.now_ms)
             end_with(
                 print_services(
@@ -95,8 +110,12 @@ def idle(
         span = asked.resolve(session.calendar, session.now_ms)
         # Ends are not included: one millisecond is what is ongoing at this instant.
         bounds = (session.now_ms, session.now_ms + 1) if only_now else (span.start_ms, span.end_ms)
-        found = find(session, Period(*bounds))
+        searched_ms = _searched_ms(session) if only_now and not search else None
+        if searched_ms is None:
+            fold_usage(session.database)
+            find_idle(session.database, session.now_ms)
         with session.database.transaction(read_only=True) as connection:
+            found = list_findings(connection, "idle", Period(*bounds), WholeFleet())
             fleet = read_fleet(connection, session.now_ms)
     chosen = found.only(
         lambda item: (
@@ -106,6 +125,8 @@ def idle(
         )
     )
     summaries = [summarize(chosen)] if found.items or fleet.nodes else [NOT_OBSERVED]
+    if searched_ms is not None:
+        summaries = [*summaries, f"as the collector found it up to {instant_text(searched_ms)}"]
     if only_now and fleet.silent:
         # Without a node that reports, nothing found does not mean that nothing is idle.
         unknown = silent_text(fleet.silent, fleet.nodes, shows_fleet=True)
@@ -122,11 +143,10 @@ def idle(
     end_with(bool(chosen.items), exit_code)
 
 
-def find(session: Session, period: Period) -> FindingList:
-    """Findings of a period, after searching all evidence that has arrived."""
-    find_idle(session.database, session.now_ms)
-    with session.database.transaction() as connection:
-        return list_findings(connection, "idle", period, WholeFleet())
+def _searched_ms(session: Session) -> int | None:
+    """Up to when the collector's job has searched, None where that does not stand for now."""
+    within_ms = min(2 * session.settings.idle_seconds * 1000, MOST_BEHIND_MS)
+    return searched_until(session.database, session.now_ms, within_ms)
 
 
 def print_findings(

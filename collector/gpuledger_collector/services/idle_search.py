@@ -37,6 +37,7 @@ from gpuledger_collector.services.idle_context import (
     read_evidence,
 )
 from gpuledger_collector.services.rating import Owners
+from gpuledger_collector.storage import health
 from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings import findings
@@ -45,6 +46,8 @@ from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import minutes as minute_rollup
 
 KIND = "idle"
+JOB = "find_idle"
+"""The scheduled search, by its name among the jobs."""
 CONTEXT_MS = 8 * HOUR_MS
 """Hours read before a window: more than the longest rule looks back."""
 ACCELERATORS_AT_ONCE = 512
@@ -73,6 +76,26 @@ def find_idle(database: Database, now_ms: int, context: IdleContext | None = Non
         count += further
         further = _search_further(database, now_ms, context, is_first=False)
     return count
+
+
+def searched_until(database: Database, now_ms: int, within_ms: int) -> int | None:
+    """Up to when a collector's job has searched (unix ms): what a search up to then finds is stored.
+
+    None where that is too old to stand for now: the job did not run to its end within this time, or
+    evidence of before the last two hours has arrived since.
+    """
+    with database.transaction(read_only=True) as connection:
+        ran_ms = health.last_done_ms(connection, JOB)
+        done_ms = findings.progress(connection, KIND)
+        late_ms = findings.late_evidence(connection, KIND)
+    since_ms = now_ms - within_ms
+    if ran_ms is None or done_ms is None or not since_ms <= min(ran_ms, done_ms) <= now_ms:
+        return None
+    return done_ms if late_ms is None or late_ms >= kept_until(_hour(done_ms)) else None
+
+
+def _hour(at_ms: int) -> int:
+    return at_ms - at_ms % HOUR_MS
 
 
 def _search_again(database: Database) -> int:

@@ -7,7 +7,7 @@ from gpuledger_collector.insight.ledger_health import Declarations, LedgerHealth
 from gpuledger_collector.storage.billing import locations
 from gpuledger_collector.storage.ledger import claims, retirements, zones
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select_value, select_values
+from gpuledger_collector.storage.rows import select_number, select_value, select_values
 
 MAX_CLAIMS = MAX_NODES = 20
 
@@ -123,6 +123,16 @@ def read_health(connection: Connection, now_ms: int, since_ms: int, silent_ms: i
             " last_error_at",
             since=since_ms,
         ),
+    )
+
+
+def last_done_ms(connection: Connection, job: str) -> int | None:
+    """Start of the last run of a scheduled job that came to its end (unix ms)."""
+    return select_number(
+        connection,
+        "SELECT floor(extract(epoch FROM started_at) * 1000)::bigint FROM job_run WHERE job = %s AND"
+        " outcome = 'done' ORDER BY started_at DESC LIMIT 1",
+        (job,),
     )
 
 
