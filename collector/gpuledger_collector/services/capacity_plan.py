@@ -26,7 +26,7 @@ from gpuledger_collector.insight.series import Series
 from gpuledger_collector.services.scaling_advice import UnknownPool
 from gpuledger_collector.storage.billing import commitments
 from gpuledger_collector.storage.capacity import plans, scaling
-from gpuledger_collector.storage.capacity.demand import demand, held_by_teams
+from gpuledger_collector.storage.capacity.demand import demand, held_by_teams, list_pools
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
@@ -123,6 +123,9 @@ def plans_of_pools(
     """Plan every pool with a long enough past to the end of this quarter, as `gpuledger plan
     capacity` does; those in `planned` have their plan already.
     """
+    past = history(now_ms)
+    if planned and set(list_pools(connection, past.start_ms, past.end_ms)) <= set(planned):
+        return
     period = quarter_ahead(zones.calendar(connection), now_ms)
     for series in _pools(connection, now_ms):
         if series.name in planned:

@@ -13,6 +13,7 @@ from psycopg.rows import dict_row
 from fakes.boards import BOARDS, SPAN, asked, chosen
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER
 from gpuledger_collector.accounting.period import Calendar, format_date, format_instant
+from gpuledger_collector.services import capacity_plan
 from gpuledger_collector.services.capacity_plan import quarter_ahead, store_capacity_plans
 from gpuledger_collector.storage.database import Database
 
@@ -324,6 +325,20 @@ def test_a_pool_is_planned_once_a_day_and_a_new_one_at_the_next_run(usage, dsn):
     with store.connect() as connection:
         made = dict(connection.execute("SELECT pool, made_ms FROM capacity_plan").fetchall())
     assert made == {"train": NOW_MS + DAY, "serve": NOW_MS + DAY}
+
+
+def test_hours_are_not_read_again_where_every_pool_has_its_plan(usage, dsn, monkeypatch):
+    """The job runs every hour, and what it plans from is 400 days of the hourly ledger."""
+    usage()
+    store = Database(dsn)
+    assert store_capacity_plans(store, NOW_MS) == 1
+    read = []
+    monkeypatch.setattr(capacity_plan, "demand", lambda *asked: read.append(asked) or [])
+    assert store_capacity_plans(store, NOW_MS + HOUR) == 0
+    assert not read
+    usage("serve")
+    store_capacity_plans(store, NOW_MS + 2 * HOUR)
+    assert read
 
 
 def growth_cells(plan):

@@ -31,7 +31,7 @@ from gpuledger_collector.insight.series import Floats, Ints, Series
 from gpuledger_collector.storage.capacity.queues import summed_by
 from gpuledger_collector.storage.ledger import rules, workloads
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select, select_value
+from gpuledger_collector.storage.rows import select, select_value, select_values
 
 GROUPS = ("pool", "model", *LEVELS)
 """What demand can be summed by."""
@@ -164,6 +164,17 @@ def demand(
     else:
         raise KeyError(group)
     return with_queue(held, queues(connection, start_ms, end_ms, group), end_ms)
+
+
+def list_pools(connection: Connection, start_ms: int, end_ms: int) -> list[str]:
+    """Pools that `demand` has a series of, by name; cheap however much they held."""
+    return select_values(
+        connection,
+        "SELECT pool FROM capacity WHERE in_ms < %(end_ms)s AND (out_ms IS NULL OR out_ms >"
+        " %(start_ms)s) UNION SELECT pool FROM imported_usage WHERE start_ms < %(end_ms)s AND"
+        " (end_ms IS NULL OR end_ms > %(start_ms)s) ORDER BY pool",
+        {"start_ms": start_ms, "end_ms": end_ms},
+    )
 
 
 def capacity_by_pool(connection: Connection, at_ms: int) -> dict[str, float]:
