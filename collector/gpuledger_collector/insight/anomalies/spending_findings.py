@@ -47,7 +47,7 @@ BY_MINUTES = "by_minutes"
 an hour yet.
 """
 SEEN_IN_LONG_RUNNING = (
-    f"seen in what has run for {LONG_RUNNING_HOURS} hours or longer, which all spending hides"
+    f"it shows among workloads older than {LONG_RUNNING_HOURS} hours, and not in the team's total"
 )
 STORM_ENDED_MS = 2 * HOUR_MS
 """A storm without a run for this long has ended."""

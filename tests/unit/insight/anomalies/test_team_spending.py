@@ -7,8 +7,10 @@ from decimal import Decimal
 import numpy as np
 
 from gpuledger_collector.accounting.attribution import WorkloadFacts
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
+from gpuledger_collector.insight.anomalies.detector import detect
+from gpuledger_collector.insight.anomalies.spending_findings import SEEN_IN_LONG_RUNNING, judge_team
 from gpuledger_collector.insight.anomalies.team_spending import spending_by_team
 from gpuledger_collector.insight.findings import WorkloadUsage
 
@@ -39,3 +41,35 @@ def test_what_has_run_for_twelve_hours_is_told_apart():
     assert (spending.long_running[17:] == 10 * micro).all()
     assert (spending.series.values[5:] == 10 * micro).all()
     assert spending.price.tolist() == [False] * 20 + [True] * 10
+
+
+def test_a_finding_says_where_it_shows():
+    """A job of a team in bursts that goes on is found by what has run for long, and the sentence
+    says so; the same job of a calm team shows in its total.
+    """
+    hours = 24 * 24
+    bursts = np.random.default_rng(3).pareto(2.0, hours)
+    for is_calm, said in ((False, True), (True, False)):
+        usage = []
+        for hour in range(hours):
+            usage.append(use(hour, 1, 10))
+            short = 30 if is_calm else 1 + round(30 * float(bursts[hour]))
+            usage.append(use(hour, 100 + hour, short))
+            if hour >= 500:
+                usage.append(use(hour, 2, 25))
+        facts = {
+            key: WorkloadFacts(key, "slurm", None, None, f"job-{key % 100}", {})
+            for key in {each.workload_id for each in usage}
+        }
+        book = PriceBook([Price(None, "", "H100", "on_demand", Decimal(2), "USD", -10 * DAY_MS)])
+        (team,) = spending_by_team(usage, book, facts, lambda _: "vision")
+        coverage = {("pool", hour * HOUR_MS): 1.0 for hour in range(hours)}
+        spending = team.hourly(hours * HOUR_MS, coverage)
+        findings = judge_team(team, detect(*spending), [], Period(0, hours * HOUR_MS))
+        sentences = [
+            finding.evidence["sentence"]
+            for finding in findings
+            if finding.until_ms > 500 * HOUR_MS and finding.state != "storm"
+        ]
+        assert sentences
+        assert any(SEEN_IN_LONG_RUNNING in sentence for sentence in sentences) == said
