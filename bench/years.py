@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import psycopg
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -55,6 +56,7 @@ from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.server import backup, migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_common.compression import zstd
 
 GOAL = 1.2
 NOISE_S = 0.02
@@ -79,8 +81,9 @@ INSERT INTO workload (id, key, kind, external_id, name, account, user_name, tags
         ((%(end)s - 1 - %(origin)s) / 21600000 + 1) * (%(gpus)s / 4)) w;
 INSERT INTO usage_hour
     SELECT a, h, 'held', 1 + (h - %(origin)s) / 21600000 * (%(gpus)s / 4) + (a - 1) / 4,
-        3000000, 2200000, 800000, 0, 1500000000
-    FROM generate_series(%(start)s, %(end)s - 1, 3600000) h, generate_series(1, %(gpus)s) a
+        3000000, busy, 3000000 - busy, 0, 300000000 + busy * 397
+    FROM generate_series(%(start)s, %(end)s - 1, 3600000) h, generate_series(1, %(gpus)s) a,
+        LATERAL (SELECT (a * 7919 + h / 3600000 * 104729 * a) %% 3000001 AS busy) u
         WHERE (a + h / 3600000) %% 10 < 8
     UNION ALL SELECT a, h, 'unallocated', NULL, 600000, 0, 0, 0, 200000000
     FROM generate_series(%(start)s, %(end)s - 1, 3600000) h, generate_series(1, %(gpus)s) a
@@ -360,6 +363,31 @@ def room(ledger: Ledger, years: int) -> None:
             )
 
 
+def packed_hours(ledger: Ledger, name: str) -> None:
+    """Print what a usage hour would take, packed by column for each accelerator and month."""
+    period = month(name)
+    columns = (
+        *("hour_ms", "workload_id", "CASE state WHEN 'held' THEN 1 ELSE 2 END"),
+        *("held_ms", "busy_ms", "unknown_ms", "energy_mj"),
+    )
+    packed = rows = 0
+    with psycopg.connect(ledger.dsn) as connection:
+        for (accelerator,) in connection.execute("SELECT id FROM accelerator").fetchall():
+            table = np.array(
+                connection.execute(
+                    f"SELECT {', '.join(f'coalesce({column}, 0)' for column in columns)} FROM usage_hour"
+                    " WHERE accelerator_id = %s AND hour_ms >= %s AND hour_ms < %s ORDER BY hour_ms",
+                    (accelerator, period.start_ms, period.end_ms),
+                ).fetchall(),
+                dtype=np.int64,
+            )
+            table[1:, :2] = np.diff(table[:, :2], axis=0)
+            by_byte = np.ascontiguousarray(table.T).view(np.uint8).reshape(len(columns), -1, 8)
+            packed += len(zstd.compress(by_byte.transpose(0, 2, 1).tobytes(), 9))
+            rows += len(table)
+    print(f"\nusage hours packed by accelerator and month: {packed / rows:.1f} bytes each")
+
+
 def same_months(sides: Sequence[Side], name: str) -> bool:
     """Whether both ledgers have the same bill of a month, and the same seal."""
     closings = [side.ledger.close(name, dry=True) for side in sides]
@@ -398,6 +426,7 @@ def main() -> int:
         jobs(sides, folder)
         backups(sides, folder)
         room(sides[-1].ledger, options.years)
+        packed_hours(sides[-1].ledger, names[-1])
         is_same = same_months(sides, names[-1])
     print(f"\nmissed: {'; '.join(missed) or 'none'}")
     return int(bool(missed) or not is_same)
