@@ -303,8 +303,23 @@ _OWNER_OF_CHARGE = ", ".join(
 )
 _ROWS_AT_ONCE = 5000
 # Names come from the close of the period (`closed_workload`) where there was one, so that an export
-# of a closed month stays the same; the order is total, for the same reason.
+# of a closed month stays the same; the order is total, for the same reason. Workloads and periods are
+# looked up for these lines first: joined to all of them, the planner reads every workload that there
+# ever was, and tries every closed month for each line.
 _EXPORTED = f"""
+    WITH held AS MATERIALIZED (
+        SELECT workload_id, min(coalesce(booked_day_ms, day_ms)) AS first_ms, max(coalesce(booked_day_ms, day_ms))
+            AS last_ms FROM ({{lines}}) l GROUP BY workload_id
+    ), w AS MATERIALIZED (
+        SELECT id, key, name, external_id, user_name, tags FROM workload
+        WHERE id = ANY(ARRAY(SELECT workload_id FROM held))
+    ), p AS MATERIALIZED (
+        SELECT start_ms, end_ms FROM billing_period
+        WHERE start_ms <= (SELECT max(last_ms) FROM held) AND end_ms > (SELECT min(first_ms) FROM held)
+    ), k AS MATERIALIZED (
+        SELECT period_start_ms, workload_id, name, user_name, tags FROM closed_workload
+        WHERE period_start_ms = ANY(ARRAY(SELECT start_ms FROM p))
+    )
     SELECT {", ".join(f"c.{name}" for name in _CHARGE_COLUMNS)}, c.price_id, c.commitment_id, c.adjustment_id,
         c.node_cost_id, c.inference_id, o.id AS owner_id, {_OWNER_OF_CHARGE},
         a.uuid AS accelerator_uuid, w.key AS workload_key,
@@ -313,11 +328,11 @@ _EXPORTED = f"""
         CASE WHEN k.workload_id IS NULL THEN w.user_name ELSE k.user_name END AS user,
         coalesce(CASE WHEN k.workload_id IS NULL THEN w.tags ELSE k.tags END, '{{{{}}}}')::text AS tags,
         c.booked_day_ms, a.device_uuid, CASE WHEN c.booked_day_ms IS NULL THEN '' ELSE {AMENDS} END AS correction_of
-    FROM ({{lines}}) c LEFT JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN workload w ON w.id = c.workload_id
+    FROM ({{lines}}) c LEFT JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN w ON w.id = c.workload_id
     LEFT JOIN owner o ON o.id = c.owner_id
-    LEFT JOIN billing_period p ON p.start_ms <= coalesce(c.booked_day_ms, c.day_ms)
+    LEFT JOIN p ON p.start_ms <= coalesce(c.booked_day_ms, c.day_ms)
         AND p.end_ms > coalesce(c.booked_day_ms, c.day_ms)
-    LEFT JOIN closed_workload k ON k.period_start_ms = p.start_ms AND k.workload_id = c.workload_id
+    LEFT JOIN k ON k.period_start_ms = p.start_ms AND k.workload_id = c.workload_id
     ORDER BY c.booked_day_ms NULLS FIRST, c.day_ms, a.uuid NULLS FIRST, w.key NULLS FIRST, c.state, c.start_ms,
         c.end_ms, c.pool, c.gpu_model, c.node, c.gpu_ns, c.price_id, o.id, c.commitment_id, c.adjustment_id,
         c.node_cost_id, c.inference_id, c.correction_id{{ties}}
@@ -403,7 +418,7 @@ def _read(
     connection: Connection, lines: str, bounds: Sequence[object], ties: str = _TIES
 ) -> Iterator[ExportedCharge]:
     cursor = named_cursor(connection)
-    cursor.execute(_EXPORTED.format(lines=lines, ties=ties).encode(), bounds)
+    cursor.execute(_EXPORTED.format(lines=lines, ties=ties).encode(), [*bounds, *bounds])
     # Declarations, owners and tags are few and made once, instead of being repeated in each of many
     # lines.
     book: dict[int | None, Price] = {}

@@ -77,15 +77,22 @@ def list_charged(
     rows = select(
         connection,
         f"""
+        WITH l AS MATERIALIZED (
+            SELECT {_LINES} FROM charge WHERE {days} UNION ALL SELECT {_LINES} FROM correction WHERE {days}
+        ), w AS MATERIALIZED (
+            -- Looked up by id: a join would read every workload that there ever was.
+            SELECT id, key, kind, external_id, name, user_name FROM workload
+            WHERE id = ANY(ARRAY(SELECT DISTINCT workload_id FROM l))
+        )
         SELECT w.id AS workload_id, w.key, w.kind, w.external_id, w.name, w.user_name AS user,
             {columns["team"]} AS team, {columns["model"]} AS gpu_model,
             count(DISTINCT l.accelerator_id) AS accelerators, min(l.start_ms) AS start_ms,
             max(l.end_ms) AS end_ms,
             l.currency, {_SUMS}
-        FROM (SELECT {_LINES} FROM charge WHERE {days} UNION ALL SELECT {_LINES} FROM correction WHERE {days}) l
-        JOIN workload w ON w.id = l.workload_id LEFT JOIN owner o ON o.id = l.owner_id
+        FROM l JOIN w ON w.id = l.workload_id LEFT JOIN owner o ON o.id = l.owner_id
         WHERE true{conditions}
-        GROUP BY w.id, l.currency{part} ORDER BY w.id, l.currency{part}
+        GROUP BY w.id, w.key, w.kind, w.external_id, w.name, w.user_name, l.currency{part}
+        ORDER BY w.id, l.currency{part}
         """,
         {
             "start": period.start_ms,
