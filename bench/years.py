@@ -318,7 +318,9 @@ def jobs(sides: Sequence[Side], folder: Path) -> None:
     both = [
         {
             job.name: job
-            for job in scheduled_jobs(Settings(data_dir=folder), side.ledger.database)
+            for job in scheduled_jobs(
+                Settings(data_dir=folder, keep_series_days=31), side.ledger.database
+            )
             if job.name not in LATE_JOBS
         }
         for side in sides
