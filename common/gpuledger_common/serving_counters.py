@@ -4,7 +4,9 @@ and how they are read.
 The names are those that the servers document: vLLM docs "Production Metrics" (prometheus_client
 adds `_total`), Triton "Metrics" (`nv_inference_*`), TGI (counters without `_total`; tokens are sums
 of histograms), SGLang "Production Metrics". An aborted or failed request of vLLM is not an
-inference. The collector uses the same table for remote write.
+inference. SGLang says how long its GPUs computed prompts and answers, and how many tokens that were,
+if it runs with SGLANG_ENABLE_METRICS_DEVICE_TIMER. The collector uses the same table for remote
+write.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 
 from gpuledger_common.readings import Workload
 
@@ -19,6 +22,7 @@ ENGINES = {
     "vllm:request_success_total": ("vllm", "inferences"),
     "vllm:prompt_tokens_total": ("vllm", "prompt_tokens"),
     "vllm:generation_tokens_total": ("vllm", "generated_tokens"),
+    "vllm:prompt_tokens_cached_total": ("vllm", "cached_tokens"),
     "nv_inference_count": ("triton", "inferences"),
     "nv_inference_request_success": ("triton", "requests"),
     "tgi_request_success": ("tgi", "inferences"),
@@ -28,12 +32,57 @@ ENGINES = {
     "sglang:num_requests_total": ("sglang", "inferences"),
     "sglang:prompt_tokens_total": ("sglang", "prompt_tokens"),
     "sglang:generation_tokens_total": ("sglang", "generated_tokens"),
+    "sglang:cached_tokens_total": ("sglang", "cached_tokens"),
     "gpuledger_run_steps_total": ("run", "steps"),
     "gpuledger_run_tokens_total": ("run", "tokens"),
     "gpuledger_run_samples_total": ("run", "samples"),
     "gpuledger_run_epochs_total": ("run", "epochs"),
 }
 """Engine and counter by name of the series."""
+LABELED = {
+    "sglang:gpu_execution_seconds_total": (
+        "sglang",
+        "category",
+        {
+            "forward_prefill": "prefill_gpu_ms",
+            "forward_extend": "prefill_gpu_ms",
+            "forward_split_prefill": "prefill_gpu_ms",
+            "forward_decode": "decode_gpu_ms",
+            "forward_target_verify": "decode_gpu_ms",
+            "forward_idle": "",
+        },
+        "other_gpu_ms",
+    ),
+    "sglang:realtime_tokens_total": (
+        "sglang",
+        "mode",
+        {"prefill_compute": "computed_tokens", "decode": "decoded_tokens"},
+        "",
+    ),
+}
+"""Series that a label tells apart: engine, label, counters by its value, and the counter of other
+values; empty: none.
+"""
+OWN_LABELS = frozenset(
+    {
+        "cache_source",
+        "category",
+        "dp_rank",
+        "engine",
+        "engine_type",
+        "finished_reason",
+        "gpu_uuid",
+        "mode",
+        "model",
+        "model_name",
+        "moe_ep_rank",
+        "pp_rank",
+        "rank",
+        "tp_rank",
+        "version",
+    }
+)
+"""Labels that engines give their series: of models, ranks and kinds."""
 STARTED = "process_start_time_seconds"
 UNFINISHED = frozenset({"abort", "error"})
 """Values of vLLM's `finished_reason` for requests without an answer."""
@@ -73,12 +122,30 @@ def meaning(name: str, labels: Mapping[str, str]) -> tuple[str, str] | None:
     """Engine and counter of a series; None for a series that is not in the table."""
     if labels.get("finished_reason") in UNFINISHED:
         return None
-    return ENGINES.get(name)
+    if name not in LABELED:
+        return ENGINES.get(name)
+    engine, label, counters, other = LABELED[name]
+    counter = counters.get(labels.get(label, ""), other)
+    return (engine, counter) if counter else None
+
+
+def is_counter(name: str) -> bool:
+    """Whether a series of this name may be one of the table."""
+    return name in ENGINES or name in LABELED
 
 
 def part_of(labels: Mapping[str, str]) -> str:
-    """The labels as one text, ordered by name."""
-    return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+    """The labels as one text, ordered by name; of labels that are not the engine's own, which may
+    name who asked, the digest of their value.
+    """
+    return ",".join(
+        f"{name}={value if name in OWN_LABELS else _digest(value)}"
+        for name, value in sorted(labels.items())
+    )
+
+
+def _digest(value: str) -> str:
+    return "#" + sha256(value.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def exact_count(value: float) -> int | None:
@@ -86,6 +153,13 @@ def exact_count(value: float) -> int | None:
     NaN, beyond 2^53.
     """
     return int(value) if 0 <= value <= MAX_EXACT and value == int(value) else None
+
+
+def count_of(counter: str, value: float) -> int | None:
+    """What a series says of a counter; seconds count as milliseconds, which need not be whole."""
+    if not counter.endswith("_ms"):
+        return exact_count(value)
+    return int(value * 1000) if 0 <= value <= MAX_EXACT / 1000 else None
 
 
 def parse(text: str) -> tuple[list[PageCounter], int | None]:
@@ -105,8 +179,8 @@ def parse(text: str) -> tuple[list[PageCounter], int | None]:
         if name == STARTED and not labels:
             started_ms = round(value * 1000) if 0 < value < 1e11 else None
             continue
-        means, count = meaning(name, labels), exact_count(value)
-        if means is None or count is None:
+        means = meaning(name, labels)
+        if means is None or (count := count_of(means[1], value)) is None:
             continue
         counter = PageCounter(*means, part_of(labels), count)
         if counters.setdefault((name, counter.part), counter) != counter:
@@ -119,7 +193,7 @@ def _line(line: str) -> tuple[str, dict[str, str], float | None]:
     malformed line.
     """
     name = line.partition("{")[0].partition(" ")[0]
-    if name not in ENGINES and name != STARTED:
+    if name != STARTED and not is_counter(name):
         return name, {}, None
     rest = line[len(name) :].lstrip()
     labels: dict[str, str] = {}

@@ -83,6 +83,22 @@ sglang:generation_tokens_total{model_name="meta-llama/Llama-3.1-8B-Instruct"} 7.
 sglang:num_requests_total{model_name="meta-llama/Llama-3.1-8B-Instruct"} 4097.0
 """
 
+SGLANG_GPU = """\
+process_start_time_seconds 1763750000.25
+sglang:cached_tokens_total{cache_source="device",model_name="m"} 70.0
+sglang:cached_tokens_total{cache_source="storage_mooncake",model_name="m"} 5.0
+sglang:realtime_tokens_total{mode="prefill_compute",model_name="m",tp_rank="0"} 900.0
+sglang:realtime_tokens_total{mode="prefill_cache",model_name="m",tp_rank="0"} 75.0
+sglang:realtime_tokens_total{mode="decode",model_name="m",tp_rank="0"} 300.0
+sglang:gpu_execution_seconds_total{category="forward_extend",model_name="m",tp_rank="0"} 1.5004
+sglang:gpu_execution_seconds_total{category="forward_decode",model_name="m",tp_rank="0"} 2.25
+sglang:gpu_execution_seconds_total{category="forward_target_verify",model_name="m",tp_rank="0"} 0.5
+sglang:gpu_execution_seconds_total{category="forward_mixed",model_name="m",tp_rank="0"} 0.125
+sglang:gpu_execution_seconds_total{category="forward_idle",model_name="m",tp_rank="0"} 9.0
+sglang:dp_cooperation_gpu_execution_seconds_total{category="forward_decode",model_name="m",tp_rank="0"} 2.25
+"""
+"""Written from SGLang's metrics_collector.py; never run here."""
+
 
 def vllm(prompt: int, generated: int, stop: int, started: float = 1_763_750_000.25) -> str:
     """A page of vLLM with these counters; three more requests were cut at their length, 99 were

@@ -102,6 +102,39 @@ def count(fleet, prompt, generated, part="engine=0,model_name=Qwen3-32B", worklo
         )
 
 
+def compute(fleet, seconds, tokens, workload=1, other=0):
+    """SGLang's GPU seconds of prompts and of answers, and how many tokens these were, as `count`
+    has them.
+    """
+    workload = fleet.workload(workload)
+    totals = {
+        "prefill_gpu_ms": 1000 * seconds[0],
+        "decode_gpu_ms": 1000 * seconds[1],
+        "other_gpu_ms": 1000 * other,
+        "computed_tokens": tokens[0],
+        "decoded_tokens": tokens[1],
+    }
+    with fleet.connection.transaction():
+        counters.store_readings(
+            fleet.connection,
+            [
+                (
+                    counters.Series(
+                        workload,
+                        "agent",
+                        "http://s/metrics",
+                        "model_name=Qwen3-32B,tp_rank=0",
+                        counter,
+                        "sglang",
+                    ),
+                    CounterReading(OCTOBER + minute * MINUTE, total * minute // 600),
+                )
+                for counter, total in totals.items()
+                for minute in range(0, 601, 5)
+            ],
+        )
+
+
 def rows(run, *more, command="list", period=PERIOD):
     code, out, err = run("inference", command, *period, "--format", "csv", *more)
     assert code == 0, err

@@ -36,7 +36,12 @@ def test_answers_and_streams_are_counted_and_logged(server) -> None:
     chat = Chat(server.port)
     first = chat.ask("prompt=12 cached=4 output=3")
     second = chat.stream("prompt=100 output=30")
-    assert counted(server) == {"prompt_tokens": 112, "generated_tokens": 33, "inferences": 2}
+    assert counted(server) == {
+        "prompt_tokens": 112,
+        "cached_tokens": 4,
+        "generated_tokens": 33,
+        "inferences": 2,
+    }
     until(lambda: len(logged(server)) == 2)
     rows = logged(server)
     assert (rows[first]["cached"], rows[first]["output"], rows[first]["streamed"]) == (4, 3, False)
@@ -52,7 +57,12 @@ def test_an_aborted_stream_counts_its_prompt_and_no_request(server) -> None:
     until(lambda: dropped in logged(server))
     assert logged(server)[dropped]["outcome"] == "abort"
     assert logged(server)[dropped]["output"] == 10
-    assert counted(server) == {"prompt_tokens": 70, "generated_tokens": 10, "inferences": 0}
+    assert counted(server) == {
+        "prompt_tokens": 70,
+        "cached_tokens": 0,
+        "generated_tokens": 10,
+        "inferences": 0,
+    }
 
 
 def test_a_failure_counts_its_prompt_and_the_retry_is_served(server) -> None:
@@ -61,7 +71,12 @@ def test_a_failure_counts_its_prompt_and_the_retry_is_served(server) -> None:
     status, answer = chat.attempt("prompt=50 output=5 fail=once say=z")
     assert (status, answer["error"]["code"]) == (500, 500)
     served = chat.ask("prompt=50 output=5 fail=once say=z")
-    assert counted(server) == {"prompt_tokens": 100, "generated_tokens": 5, "inferences": 1}
+    assert counted(server) == {
+        "prompt_tokens": 100,
+        "cached_tokens": 0,
+        "generated_tokens": 5,
+        "inferences": 1,
+    }
     until(lambda: len(logged(server)) == 2)
     outcomes = [row["outcome"] for row in logged(server).values()]
     assert outcomes == ["error", "stop"]

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from gpuledger_collector.accounting.inference import GPU_COUNTERS
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_common.largest_remainder import split
 
@@ -33,7 +34,15 @@ which readings are kept.
 """
 MAX_COUNTED = 2**53
 """Metrics pages and remote write carry counters as doubles, which are not exact above it."""
-COUNTERS = ("inferences", "requests", "prompt_tokens", "generated_tokens", *sorted(REPORTED))
+COUNTERS = (
+    "inferences",
+    "requests",
+    "prompt_tokens",
+    "cached_tokens",
+    "generated_tokens",
+    *GPU_COUNTERS,
+    *sorted(REPORTED),
+)
 
 
 @dataclass(frozen=True, slots=True)

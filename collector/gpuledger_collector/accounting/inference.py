@@ -82,6 +82,18 @@ COUNTERS = ("input", "cached", "output", "requests")
 
 TOKEN_COUNTERS = ("prompt_tokens", "generated_tokens")
 """What counters of servers count of tokens."""
+GPU_COUNTERS = (
+    "prefill_gpu_ms",
+    "decode_gpu_ms",
+    "other_gpu_ms",
+    "computed_tokens",
+    "decoded_tokens",
+)
+"""How long the GPUs of a server computed prompts, answers and other things, and how many prompt and
+answer tokens that were, as the fields of `GpuTime` are called.
+"""
+SPLIT_COUNTERS = TOKEN_COUNTERS + GPU_COUNTERS
+"""Counters of servers that a split may follow from."""
 
 
 @dataclass(frozen=True, slots=True)

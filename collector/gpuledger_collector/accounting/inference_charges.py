@@ -20,8 +20,10 @@ from gpuledger_collector.accounting.adjustments import POLICIES, Place
 from gpuledger_collector.accounting.inference import Tokens
 from gpuledger_collector.accounting.inference_share import INFERENCE, InferenceShare
 from gpuledger_collector.accounting.inference_split import (
+    NO_GPU_TIME,
     UNCOVERED_MS,
     Claimant,
+    GpuTime,
     ServerCost,
     ServerCount,
     SharedServer,
@@ -84,6 +86,7 @@ class WorkloadCount:
     input: int | None
     output: int | None
     uncovered_ms: int
+    gpu: GpuTime = NO_GPU_TIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,7 @@ def sum_counts(counts: Iterable[WorkloadCount]) -> ServerCount | None:
         sum(count.input or 0 for count in known),
         sum(count.output or 0 for count in known),
         sum(count.uncovered_ms for count in counts) <= UNCOVERED_MS,
+        sum((count.gpu for count in counts), NO_GPU_TIME),
     )
 
 
@@ -206,14 +210,15 @@ def move_costs(
             count for workload_id, count in on_day.counts.items() if workload_id in charged
         )
         tokens = compare_tokens(on_day.asked, counted)
+        weights = on_day.server.weights_of(counted)
         for currency, cost in sorted(sum_costs(own, adjusted).items()):
             taken: dict[tuple[InferenceShare, OwnerPath], int] = defaultdict(int)
-            for part in split_server(on_day.server, cost, tokens):
+            for part in split_server(on_day.server, cost, tokens, weights):
                 owner = shared.tenants.owner_of(
                     part.claimant, day.start_ms, on_day.server.charges_claims
                 )
                 if owner:
-                    share = _share_of(on_day.server, part.claimant)
+                    share = _share_of(on_day.server, weights, part.claimant)
                     taken[share, path_of(owner)] += part.micro
             paid: dict[Place, int] = defaultdict(int)
             for row in own:
@@ -221,17 +226,19 @@ def move_costs(
                     assert isinstance(row.payer, OwnerPath)
                     place = Place(row.payer, row.pool, row.gpu_model, currency)
                     paid[place] += row.cost_micro + adjusted.get(row, 0)
-            moved += _move(day, _share_of(on_day.server), taken, paid)
+            moved += _move(day, _share_of(on_day.server, weights), taken, paid)
     return moved
 
 
-def _share_of(server: SharedServer, claimant: Claimant | None = None) -> InferenceShare:
-    """What a charge is about: a tenant's part of a server, or what all of them take of it."""
+def _share_of(
+    server: SharedServer, weights: str, claimant: Claimant | None = None
+) -> InferenceShare:
+    """What a charge is about: a tenant's part of a server, or what all of them take of it; by the
+    weights of its day.
+    """
     if claimant is None:
-        return InferenceShare(server.name, "", "", "", server.weights)
-    return InferenceShare(
-        server.name, claimant.gateway, claimant.tenant, claimant.trust, server.weights
-    )
+        return InferenceShare(server.name, "", "", "", weights)
+    return InferenceShare(server.name, claimant.gateway, claimant.tenant, claimant.trust, weights)
 
 
 def _move(

@@ -16,20 +16,30 @@ Who pays for the idle part is declared:
 - `reservations`: a tenant pays for what it reserved and did not use, less what others borrowed of
   it, as in accounting/fair_share.py; what nobody reserved stays with the platform.
 - `platform`: it stays with the platform.
+
+What tokens weigh is declared. A server may be declared to take what an output token weighs, day by
+day, from the time that its GPUs computed prompts and answers; a day that does not tell keeps the
+declared weight.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from gpuledger_collector.accounting.attribution import Rule
-from gpuledger_collector.accounting.inference import AUTHENTICATED, Asker, Tokens
+from gpuledger_collector.accounting.inference import (
+    AUTHENTICATED,
+    SPLIT_COUNTERS,
+    TOKEN_COUNTERS,
+    Asker,
+    Tokens,
+)
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DatedDays
 from gpuledger_collector.accounting.quantity import round_half_even_div
@@ -46,6 +56,17 @@ CLAIMS = (SHOWN, CHARGED)
 NOBODY, IDLE = "(nobody)", "(idle)"
 """Tokens that a server counted and no gateway knows; idle cost that stays with the platform."""
 WEIGHT_DIGITS = 6
+DECLARED, GPU_SECONDS = "declared", "gpu_seconds"
+WEIGHTS_FROM = (DECLARED, GPU_SECONDS)
+"""Where the weight of an output token comes from."""
+MEASURED_STEP = 1_000
+"""Millionths to which a weight is rounded that a day's GPU-time says."""
+MIN_GPU_MS = 60_000
+"""GPU-time of prompts and of answers from which a day says what a token takes: of less, the first
+reading of a new series is too great a part.
+"""
+MOST_OTHER = 20
+"""A day says nothing where more than one part of so many of its GPU-time mixes both, or does neither."""
 UNCOVERED_MS = 600_000
 """Counters of a server that miss no more of a day than this cover it: a restart loses a minute."""
 
@@ -59,7 +80,8 @@ class SharedServer(DatedDays):
     commas between; no backends: any. `served_by`: tags and facts of its workloads, as rules match
     them; `served_model`: the `model_name` of their counters, empty: any. `weights`: of an input, a
     cached and an output token, as `1 : 0.1 : 4`; `reserved`: tenant -> share of the server.
-    `claims`: `charged`, or empty: what callers only claim to be is shown.
+    `claims`: `charged`, or empty: what callers only claim to be is shown. `weights_from`:
+    `gpu_seconds`, or empty: declared.
     """
 
     name: str
@@ -73,6 +95,7 @@ class SharedServer(DatedDays):
     reserved: Mapping[str, str] = field(default_factory=dict)
     mode: str = SHOWBACK
     claims: str = ""
+    weights_from: str = ""
     from_on: dt.date | None = None
     to_on: dt.date | None = None
 
@@ -86,6 +109,11 @@ class SharedServer(DatedDays):
         """Whether owners also pay for tenants that callers only claim to be."""
         return self.claims == CHARGED
 
+    @property
+    def split_counters(self) -> Sequence[str]:
+        """The counters of its workloads that a split follows from."""
+        return SPLIT_COUNTERS if self.weights_from == GPU_SECONDS else TOKEN_COUNTERS
+
     def answers(self, asker: Asker) -> bool:
         """Whether tokens of an asker are this server's."""
         if self.gateway not in ("", asker.gateway):
@@ -95,10 +123,18 @@ class SharedServer(DatedDays):
             return False
         return matches_any(asker.model, split_patterns(self.models))
 
-    @property
-    def token_weights(self) -> Weights:
-        """What tokens weigh."""
-        return parse_weights(self.weights)
+    def weights_of(self, counted: ServerCount | None) -> str:
+        """What tokens weigh on a day on which it counted this."""
+        if self.weights_from != GPU_SECONDS or counted is None:
+            return self.weights
+        ratio = counted.gpu.output_ratio
+        if ratio is None:
+            return self.weights
+        declared = parse_weights(self.weights)
+        output = round_half_even_div(declared.input * ratio[0], MEASURED_STEP * ratio[1])
+        measured = replace(declared, output=output * MEASURED_STEP)
+        # A weight of nothing, or beyond what can be declared, is none.
+        return measured.text if 0 < measured.output <= MICRO * MICRO else self.weights
 
     @property
     def reservations(self) -> dict[str, int]:
@@ -152,6 +188,12 @@ class Weights:
         computed = max(tokens.input - tokens.cached, 0)
         return computed * self.input + tokens.cached * self.cached + tokens.output * self.output
 
+    @property
+    def text(self) -> str:
+        """These as they are declared: `1 : 0.1 : 4`."""
+        numbers = (Decimal(weight) / MICRO for weight in astuple(self))
+        return " : ".join(f"{number.normalize():f}" for number in numbers)
+
 
 EVEN = Weights(MICRO, MICRO, MICRO)
 """All tokens weigh the same."""
@@ -197,12 +239,49 @@ IDLES = Claimant("", IDLE, "")
 
 
 @dataclass(frozen=True, slots=True)
+class GpuTime:
+    """How long GPUs computed prompts, answers, and what is both or neither; and how many prompt and
+    answer tokens that were, as a server counts them while it computes.
+    """
+
+    prefill_gpu_ms: int = 0
+    decode_gpu_ms: int = 0
+    other_gpu_ms: int = 0
+    computed_tokens: int = 0
+    decoded_tokens: int = 0
+
+    def __add__(self, other: GpuTime) -> GpuTime:
+        return GpuTime(*map(int.__add__, astuple(self), astuple(other)))
+
+    @property
+    def output_ratio(self) -> tuple[int, int] | None:
+        """What an answer token takes over what a computed prompt token takes, as a fraction; None:
+        not known.
+        """
+        tokens = min(self.computed_tokens, self.decoded_tokens)
+        if tokens <= 0 or min(self.prefill_gpu_ms, self.decode_gpu_ms) < MIN_GPU_MS:
+            return None
+        if MOST_OTHER * self.other_gpu_ms > (
+            self.prefill_gpu_ms + self.decode_gpu_ms + self.other_gpu_ms
+        ):
+            return None
+        return (
+            self.decode_gpu_ms * self.computed_tokens,
+            self.prefill_gpu_ms * self.decoded_tokens,
+        )
+
+
+NO_GPU_TIME = GpuTime()
+
+
+@dataclass(frozen=True, slots=True)
 class ServerCount:
     """What a server counted on a day; `is_whole`: its counters cover the day."""
 
     input: int
     output: int
     is_whole: bool = True
+    gpu: GpuTime = NO_GPU_TIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,10 +408,12 @@ def split_day(
     return _list_parts(tokens, used, idle, left)
 
 
-def split_server(server: SharedServer, cost: ServerCost, tokens: DayTokens) -> list[Part]:
-    """Split a day's cost of a server as it is declared."""
+def split_server(
+    server: SharedServer, cost: ServerCost, tokens: DayTokens, weights: str
+) -> list[Part]:
+    """Split a day's cost of a server as it is declared, by the day's weights."""
     return split_day(
-        cost, tokens, server.token_weights, server.idle, server.reservations, server.gateway
+        cost, tokens, parse_weights(weights), server.idle, server.reservations, server.gateway
     )
 
 

@@ -39,7 +39,7 @@ PER = {
     "steps": 1,
     "epochs": 1,
 }
-"""So many units people name a price for."""
+"""So many units people name a price for; other counters have none."""
 DIGITS = 6
 """Decimal places of a unit cost."""
 
@@ -245,7 +245,8 @@ def unit_costs(
     """
     counters: dict[str, list[CountedHour]] = defaultdict(list)
     for count in with_totals(counted):
-        counters[count.counter].append(count)
+        if count.counter in PER:
+            counters[count.counter].append(count)
     costs = []
     for counter, counts in sorted(counters.items(), key=lambda entry: list(PER).index(entry[0])):
         chosen = _by_hour(counts)

@@ -28,7 +28,8 @@ and [[api_price]] tables.
 
 `models` and `backends` are what the gateway says, with `*` as wildcard; `served_by` matches tags
 and facts of the workloads that answer, as a rule does. Weights are those of an input, a cached and
-an output token. By default nothing is billed; `mode = "charged"` bills the owners of tenants, and
+an output token; `weights_from = "gpu_seconds"` takes that of output from SGLang's GPU seconds of
+each day that has them. By default nothing is billed; `mode = "charged"` bills the owners of tenants, and
 `claims = "charged"` also for tenants that callers only claim to be. Dates are days of the bill, in
 its zone; `effective_to` is not included.
 """
@@ -45,10 +46,13 @@ from gpuledger_collector.accounting.inference_split import (
     BY_RESERVATIONS,
     BY_TOKENS,
     CLAIMS,
+    DECLARED,
+    GPU_SECONDS,
     IDLE_RULES,
     MODES,
     SHOWBACK,
     SHOWN,
+    WEIGHTS_FROM,
     SharedServer,
     TenantOwner,
     parse_weights,
@@ -92,6 +96,7 @@ class DeclaredInference(Dated):
     served_by: dict[str, Scalar]
     served_model: Text = ""
     weights: Text = "1 : 1 : 1"
+    weights_from: Annotated[str, one_of(WEIGHTS_FROM)] = DECLARED
     idle: Annotated[str, one_of(IDLE_RULES)] = BY_TOKENS
     # `idle` decides whether it is needed or refused
     reserved: dict[str, Annotated[Decimal, decimal(6, 1)]] = Field({}, validate_default=True)
@@ -129,6 +134,17 @@ class DeclaredInference(Dated):
             raise refusal("bad_weights", str(error)) from None
         return " : ".join(f"{Decimal(part.strip()).normalize():f}" for part in weights.split(":"))
 
+    @field_validator("weights_from")
+    @classmethod
+    def _weigh_input(cls, weights_from: str, info: ValidationInfo) -> str:
+        weights = info.data.get("weights")
+        if weights_from == GPU_SECONDS and weights and not parse_weights(weights).input:
+            raise refusal(
+                "bad_weights",
+                "says what an output token takes over an input token, which must weigh something",
+            )
+        return weights_from
+
     @field_validator("reserved")
     @classmethod
     def _belong_to_reservations(
@@ -151,6 +167,7 @@ class DeclaredInference(Dated):
             "backends": ", ".join(self.backends),
             "reserved": {name: f"{share.normalize():f}" for name, share in self.reserved.items()},
             "claims": "" if self.claims == SHOWN else self.claims,
+            "weights_from": "" if self.weights_from == DECLARED else self.weights_from,
         }
         return SharedServer(**fields)
 
@@ -165,6 +182,7 @@ class DeclaredInference(Dated):
                 "backends": tuple(split_patterns(value.backends)),
                 "reserved": {name: Decimal(share) for name, share in value.reserved.items()},
                 "claims": value.claims or SHOWN,
+                "weights_from": value.weights_from or DECLARED,
             }
         )
 

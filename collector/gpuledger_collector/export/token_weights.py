@@ -42,6 +42,12 @@ TOKEN_WEIGHTS: Report[ServerWeights] = Report(
         Column("server", lambda item: item.server),
         Column("declared", lambda item: item.declared),
         Column("measured", lambda item: item.estimate.weights or None),
+        Column(
+            "source",
+            lambda item: item.estimate.source,
+            is_optional=True,
+            about="What it is measured by: gpu_seconds of SGLang, or an estimate from busy_time.",
+        ),
         Column("hours", lambda item: item.estimate.hours, Kind.COUNT),
         Column("left_out", lambda item: item.estimate.left_out, Kind.COUNT, is_optional=True),
         Column(
@@ -73,10 +79,14 @@ def declaration_text(
 def _origin(item: ServerWeights, of_days: str) -> str:
     estimate = item.estimate
     assert estimate.output is not None
-    assert estimate.explained is not None
+    interval = f"output weighs {estimate.output.low:.2g} to {estimate.output.high:.2g} (90 %)"
+    if estimate.explained is None:
+        return (
+            f"# {toml.quote_text(item.server)}: measured by GPU seconds in {estimate.hours} hours of"
+            f" {of_days}; {interval}; cached tokens weigh as declared"
+        )
     cached = "" if estimate.cached else "; cached tokens are not told apart, and weigh as input"
     return (
         f"# {toml.quote_text(item.server)}: estimated from {estimate.hours} hours of {of_days}, which"
-        f" explain {estimate.explained:.0%} on days held out; output weighs"
-        f" {estimate.output.low:.2g} to {estimate.output.high:.2g} (90 %){cached}"
+        f" explain {estimate.explained:.0%} on days held out; {interval}{cached}"
     )

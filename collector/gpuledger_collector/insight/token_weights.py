@@ -21,20 +21,32 @@ refused, with its reason, where
   times input, so a wider interval says less than any price list. Prompts and outputs that rise and
   fall together have such an interval.
 
+Where a server says how long its GPUs computed prompts and answers (SGLang), the weight of output is
+measured: GPU-time of an answer token over that of a computed prompt token, in all hours together.
+Nothing needs to be explained then, and cached tokens weigh as they are declared.
+
 The interval has 90 %: the fit is repeated with blocks of six hours drawn at random, since hours
 that follow each other are alike. The draw is the same at each call.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from decimal import Decimal
 from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
 
+from gpuledger_collector.accounting.inference_split import (
+    EVEN,
+    GPU_SECONDS,
+    NO_GPU_TIME,
+    GpuTime,
+    Weights,
+)
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 
 MIN_HOURS = 72
@@ -52,6 +64,8 @@ DIGITS = 2
 """Significant digits of a weight that is proposed: an interval has no more."""
 MOST_DECIMALS = 6
 MILLION = 1e6
+BUSY_TIME = "busy_time"
+"""Weights are estimated from the busy time of accelerators."""
 RIDGE = 1e-12
 """Added to the products of columns of length 1, so that two equal ones can be solved, too."""
 
@@ -63,7 +77,7 @@ class ServerHour:
     """An hour of a model server: what its accelerators did, together, and what it counted.
 
     `covered`: the part of the hour that its counters cover. `prompt`: all prompt tokens; `cached`:
-    of them, None where it is not known.
+    of them, None where it is not known. `gpu`: what its GPUs computed, as it says itself.
     """
 
     at_ms: int
@@ -75,6 +89,7 @@ class ServerHour:
     output: int
     covered: float = 1.0
     is_shared: bool = False
+    gpu: GpuTime = NO_GPU_TIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +108,8 @@ class TokenWeights:
     `hours`: that were used; `left_out`: that were not. `explained`: the share of the busy time that
     tokens explain on days that were held out. `seconds`: of GPU-time for a million computed, cached
     and generated tokens. `cached`, `output`: their weight where a computed prompt token weighs 1;
-    `cached` is None where cached tokens are not told apart.
+    `cached` is None where cached tokens are not told apart; then they weigh `otherwise`. `source`:
+    where the weights are from, busy_time or gpu_seconds.
     """
 
     hours: int
@@ -103,13 +119,15 @@ class TokenWeights:
     cached: Interval | None = None
     output: Interval | None = None
     reason: str = ""
+    source: str = BUSY_TIME
+    otherwise: Decimal = Decimal(1)
 
     @property
     def weights(self) -> str:
         """Weights to declare, as `1 : 0.02 : 4.1`; empty where the estimate is refused."""
         if self.reason or self.output is None:
             return ""
-        cached = Decimal(1) if self.cached is None else _short(self.cached.likely)
+        cached = self.otherwise if self.cached is None else _short(self.cached.likely)
         return " : ".join(
             f"{weight:f}" for weight in (Decimal(1), cached, _short(self.output.likely))
         )
@@ -130,8 +148,34 @@ def _short(weight: float) -> Decimal:
     return round(decimal, MOST_DECIMALS).normalize() + 0
 
 
-def estimate_weights(hours: Sequence[ServerHour]) -> TokenWeights:
-    """Estimate what tokens weigh, or say why not."""
+def estimate_weights(hours: Sequence[ServerHour], declared: Weights = EVEN) -> TokenWeights:
+    """Measure or estimate what tokens weigh, or say why not."""
+    return _measure_weights(hours, declared) or _estimate_weights(hours)
+
+
+def _measure_weights(hours: Sequence[ServerHour], declared: Weights) -> TokenWeights | None:
+    """Weights from the time that GPUs computed prompts and answers; None where that does not tell."""
+    used = [hour for hour in hours if hour.gpu != NO_GPU_TIME]
+    ratio = sum((hour.gpu for hour in used), NO_GPU_TIME).output_ratio
+    if ratio is None or not declared.input:
+        return None
+    blocks: dict[int, GpuTime] = defaultdict(lambda: NO_GPU_TIME)
+    for hour in used:
+        blocks[hour.at_ms // BLOCK_MS] += hour.gpu
+    sums = np.array([astuple(blocks[block]) for block in sorted(blocks)], dtype=np.float64)
+    drawn = np.random.default_rng(0).integers(0, len(sums), (DRAWS, len(sums)))
+    prefill, decode, _, computed, decoded = np.moveaxis(sums[drawn].sum(axis=1), 1, 0)
+    own, unit = ratio
+    return TokenWeights(
+        len(used),
+        len(hours) - len(used),
+        output=_interval(float(own), float(unit), decode * computed, prefill * decoded),
+        source=GPU_SECONDS,
+        otherwise=_short(declared.cached / declared.input),
+    )
+
+
+def _estimate_weights(hours: Sequence[ServerHour]) -> TokenWeights:
     usable = sorted(filter(_is_usable, hours), key=lambda hour: hour.at_ms)
     full = [hour for hour in usable if _is_saturated(hour)]
     used = [hour for hour in usable if not _is_saturated(hour)]

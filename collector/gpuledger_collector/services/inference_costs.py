@@ -38,6 +38,7 @@ from gpuledger_collector.accounting.inference_split import (
     SharedServer,
     Weights,
     compare_tokens,
+    parse_weights,
     split_server,
     spread_part,
     spread_tokens,
@@ -270,7 +271,8 @@ def _split_server(
     tokens = compare_tokens(asked, counted)
     if not costs and not tokens.weighted:
         return
-    weights = server.token_weights
+    of_day = server.weights_of(counted)
+    weights = parse_weights(of_day)
     first = True
     for currency, cost in sorted(costs.items()) or [("", ServerCost(0))]:
         used_micro, _ = cost.used_and_idle
@@ -284,10 +286,10 @@ def _split_server(
                 counted.input if first and counted is not None else None,
                 counted.output if first and counted is not None else None,
                 first and tokens.is_scaled,
-                server.weights,
+                of_day,
             )
         )
-        for part in split_server(server, cost, tokens):
+        for part in split_server(server, cost, tokens, of_day):
             weighted = tokens.weighted.get(part.claimant)
             owner = tenants.owner_of(part.claimant, day.start_ms, server.charges_claims)
             answer.lines.append(
@@ -489,8 +491,9 @@ def _read_hours(connection: Connection, split: _SplitPeriod, hours: _SplitHours)
         date = calendar.date_of(day.start_ms)
         for number, server in enumerate(servers):
             if server.holds_on(date):
-                hours.weights[server.name, day.start_ms] = server.token_weights
                 ids = split.answered.workloads_on(number, day.start_ms, date)
+                counted = split.answered.counted_on(number, day, ids)
+                hours.weights[server.name, day.start_ms] = parse_weights(server.weights_of(counted))
                 for currency, costs in split.answered.hour_costs_on(day, ids).items():
                     hours.costs[server.name, day.start_ms, currency] = costs
 

@@ -13,7 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpuledger_collector.accounting.attribution import FACTS, Attribution, WorkloadFacts
-from gpuledger_collector.accounting.inference import TOKEN_COUNTERS, Asker, TokenDay, Tokens
+from gpuledger_collector.accounting.inference import (
+    GPU_COUNTERS,
+    SPLIT_COUNTERS,
+    TOKEN_COUNTERS,
+    Asker,
+    TokenDay,
+    Tokens,
+)
 from gpuledger_collector.accounting.inference_charges import (
     PlaceCost,
     SharedDay,
@@ -22,7 +29,7 @@ from gpuledger_collector.accounting.inference_charges import (
     WorkloadDay,
     move_costs,
 )
-from gpuledger_collector.accounting.inference_split import Claimant, SharedServer
+from gpuledger_collector.accounting.inference_split import Claimant, GpuTime, SharedServer
 from gpuledger_collector.accounting.inference_tenants import TenantOwners
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Calendar, Period
@@ -364,7 +371,9 @@ class WorkloadCounts:
         matching: Sequence[set[int]],
     ) -> None:
         self._counts = [
-            inference.read_model_counts(connection, period, sorted(own), server.served_model)
+            inference.read_model_counts(
+                connection, period, sorted(own), server.served_model, server.split_counters
+            )
             if own
             else {}
             for server, own in zip(servers, matching, strict=True)
@@ -396,16 +405,21 @@ class WorkloadCounts:
                 counted.get(counter, {}).get(hour.hour_ms, (0, 0))[1] for counter in TOKEN_COUNTERS
             )
             uncovered_ms += max(hour.longest_ms - covered_ms, 0)
-        if not counted:
+        if counted.keys().isdisjoint(TOKEN_COUNTERS):
             return WorkloadCount(None, None, uncovered_ms)
-        return WorkloadCount(prompt, generated, uncovered_ms)
+        gpu = {
+            counter: sum(units for units, _ in counted[counter].values())
+            for counter in GPU_COUNTERS
+            if counter in counted
+        }
+        return WorkloadCount(prompt, generated, uncovered_ms, GpuTime(**gpu))
 
     def _counts_of(self, number: int, workload_id: int) -> _CountsByDay:
         key = number, workload_id
         if key not in self._by_day:
             by_day: _CountsByDay = defaultdict(lambda: defaultdict(dict))
             counts = self._counts[number].get(workload_id, [])
-            for counter in TOKEN_COUNTERS:
+            for counter in SPLIT_COUNTERS:
                 hours = count_by_hour([count for count in counts if count.counter == counter])
                 for hour_ms, counted in hours.items():
                     by_day[self._day_of[hour_ms]][counter][hour_ms] = counted

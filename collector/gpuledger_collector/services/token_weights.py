@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuledger_collector.accounting.inference import TOKEN_COUNTERS
-from gpuledger_collector.accounting.inference_split import SharedServer
+from gpuledger_collector.accounting.inference import GPU_COUNTERS, SPLIT_COUNTERS, TOKEN_COUNTERS
+from gpuledger_collector.accounting.inference_split import GpuTime, SharedServer, parse_weights
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period
 from gpuledger_collector.accounting.unit_cost import CountedHour, count_by_hour
 from gpuledger_collector.insight.token_weights import ServerHour, ServerWeights, estimate_weights
@@ -21,6 +21,7 @@ from gpuledger_collector.storage.billing.inference import WorkloadActivity
 from gpuledger_collector.storage.ledger import token_usage, zones
 from gpuledger_collector.storage.locks import Connection
 
+CACHED = "cached_tokens"
 KNOWN_SHARE = 9, 10
 """Share of a server's prompt tokens that gateways must know before their cached tokens tell how
 many of the server's were cached.
@@ -57,7 +58,11 @@ def read_token_weights(
         )
     hours = _read_hours(connection, period, servers, calendar)
     return [
-        ServerWeights(server.name, server.weights, estimate_weights(hours.get(server.name, [])))
+        ServerWeights(
+            server.name,
+            server.weights,
+            estimate_weights(hours.get(server.name, []), parse_weights(server.weights)),
+        )
         for server in listed
         if name in ("", server.name)
     ]
@@ -94,7 +99,9 @@ def _read_hours(
     cached = _read_cached(connection, period, servers, calendar)
     hours: dict[str, list[ServerHour]] = defaultdict(list)
     for server, own in zip(servers, matching, strict=True):
-        counts = inference.read_model_counts(connection, period, sorted(own), server.served_model)
+        counts = inference.read_model_counts(
+            connection, period, sorted(own), server.served_model, (*SPLIT_COUNTERS, CACHED)
+        )
         counted = {workload_id: _count(rows) for workload_id, rows in counts.items()}
         by_hour: dict[int, list[WorkloadActivity]] = defaultdict(list)
         for workload_id in own:
@@ -103,8 +110,10 @@ def _read_hours(
                     by_hour[row.hour_ms].append(row)
         for hour_ms, rows in sorted(by_hour.items()):
             hour = _sum_hour(hour_ms, rows, counted)
-            known = cached.get((server.name, hour_ms))
-            hours[server.name].append(replace(hour, cached=_cached_of(hour.prompt, known)))
+            if hour.cached is None:
+                known = cached.get((server.name, hour_ms))
+                hour = replace(hour, cached=_cached_of(hour.prompt, known))
+            hours[server.name].append(hour)
     return hours
 
 
@@ -115,7 +124,7 @@ _Counted = Mapping[str, Mapping[int, tuple[int, int]]]
 def _count(rows: Sequence[CountedHour]) -> _Counted:
     return {
         counter: count_by_hour([row for row in rows if row.counter == counter])
-        for counter in TOKEN_COUNTERS
+        for counter in (*SPLIT_COUNTERS, CACHED)
     }
 
 
@@ -132,17 +141,27 @@ def _sum_hour(
             )
             tokens[counter] += units
             covered = min(covered, covered_ms / max(min(row.longest_ms, HOUR_MS), 1))
+        for counter in (*GPU_COUNTERS, CACHED):
+            if (own := counted.get(row.workload_id, {}).get(counter, {}).get(hour_ms)) is not None:
+                tokens[counter] += own[0]
     return ServerHour(
         hour_ms,
         sum(row.held_ms for row in rows),
         sum(row.busy_ms for row in rows),
         sum(row.unknown_ms for row in rows),
         tokens["prompt_tokens"],
-        None,
+        tokens[CACHED] if all(_counts_cached(row, counted, hour_ms) for row in rows) else None,
         tokens["generated_tokens"],
         covered,
         any(row.is_shared for row in rows),
+        GpuTime(*(tokens[counter] for counter in GPU_COUNTERS)),
     )
+
+
+def _counts_cached(row: WorkloadActivity, counted: Mapping[int, _Counted], hour_ms: int) -> bool:
+    """Whether a server says itself which of its prompt tokens were cached."""
+    counts = counted.get(row.workload_id, {})
+    return hour_ms in counts.get(CACHED, {})
 
 
 def _cached_of(prompt: int, known: tuple[int, int] | None) -> int | None:

@@ -69,6 +69,43 @@ def test_other_pages(text, expected):
     assert sums(parse(text)[0]) == expected
 
 
+def test_sglang_says_how_long_its_gpus_computed_and_what():
+    """Seconds count as milliseconds and need not be whole; a mode's own tokens and time of nothing
+    are no counter, and neither is a breakdown of the same time.
+    """
+    assert sums(parse(fake.SGLANG_GPU)[0]) == {
+        "cached_tokens": 75,
+        "computed_tokens": 900,
+        "decoded_tokens": 300,
+        "prefill_gpu_ms": 1_500,
+        "decode_gpu_ms": 2_750,
+        "other_gpu_ms": 125,
+    }
+
+
+def test_who_asked_is_not_stored_with_a_servers_own_counters():
+    """SGLang's labels of requests tell its series apart, and their values are digests."""
+    page = "".join(
+        f'sglang:prompt_tokens_total{{model_name="m",tenant="{tenant}"}} 5\n'
+        for tenant in ("ana", "ben")
+    )
+    parts = [counter.part for counter in parse(page)[0]]
+    assert len(set(parts)) == 2
+    assert all(part.startswith("model_name=m,tenant=#") for part in parts)
+    assert not any(name in part for part in parts for name in ("ana", "ben"))
+
+
+def test_vllm_says_which_prompt_tokens_were_cached():
+    page = 'vllm:prompt_tokens_cached_total{engine="0"} 34\n'
+    assert sums(parse(page)[0]) == {"cached_tokens": 34}
+
+
+@pytest.mark.parametrize("value", ["-0.5", "NaN", "+Inf", "9007199254741"])
+def test_times_that_no_counter_shows_say_nothing(value):
+    page = f'sglang:gpu_execution_seconds_total{{category="forward_decode"}} {value}\n'
+    assert parse(page)[0] == []
+
+
 def test_lines_that_no_counter_shows_say_nothing():
     """Fractions, negatives, NaN, infinities, broken labels, and a series that stands there with two
     values.
@@ -194,7 +231,7 @@ def test_of_more_readings_than_are_kept_the_oldest_go(tmp_path, monkeypatch):
     assert [one.at_ms for one in made.take()] == [1, 2, 3]
     for at_ms in range(10, 20):
         look(at_ms)
-    look(20, f'gpuledger_run_steps_total{{run="{"x" * 600}"}} 1')
+    look(20, f'gpuledger_run_steps_total{{model="{"x" * 600}"}} 1')
     assert [one.at_ms for one in made.take()] == [17, 18, 19]
 
 

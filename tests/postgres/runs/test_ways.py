@@ -192,6 +192,31 @@ def test_counters_by_remote_write_go_to_their_pod_once(collector, version):
     ) == [("kubernetes::chat/vllm-0",)]
 
 
+def test_gpu_seconds_by_remote_write_are_milliseconds_of_their_category(collector):
+    """Of all ranks; a category that moves no token is passed over."""
+    name = "sglang:gpu_execution_seconds_total"
+    for minute in range(3):
+        points = [
+            Point(
+                series(name, category=category, tp_rank=rank), 1.2504 * minute, T + minute * MINUTE
+            )
+            for category in ("forward_decode", "forward_prefill", "forward_idle")
+            for rank in ("0", "1")
+        ]
+        assert write(collector, points)[:2] == (204, 4)
+    assert rows(
+        collector, "SELECT DISTINCT engine, part FROM counter_series ORDER BY part LIMIT 1"
+    ) == [("sglang", "category=forward_decode,model_name=llama,tp_rank=0")]
+    by_counter = (
+        "SELECT counter, sum(units)::bigint, max(covered_ms) FROM counter_hour JOIN counter_series s"
+        " ON s.id = series_id GROUP BY 1 ORDER BY 1"
+    )
+    assert rows(collector, by_counter) == [
+        ("decode_gpu_ms", 5_000, 2 * MINUTE),
+        ("prefill_gpu_ms", 5_000, 2 * MINUTE),
+    ]
+
+
 def test_counters_go_to_the_workload_that_an_agent_knows_by_uid(collector):
     """The agent's tags stay as they are, and the counters are its workload's."""
     pod = workload(

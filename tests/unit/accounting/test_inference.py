@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fakes.token_records import fold_records
 from gpuledger_collector.accounting.inference import (
     CLAIM,
+    GPU_COUNTERS,
     Asker,
     TokenRecord,
     Tokens,
@@ -19,10 +20,12 @@ from gpuledger_collector.accounting.inference_split import (
     BY_PLATFORM,
     BY_RESERVATIONS,
     BY_TOKENS,
+    GPU_SECONDS,
     IDLE_RULES,
     IDLES,
     NOBODYS,
     Claimant,
+    GpuTime,
     ServerCost,
     ServerCount,
     SharedServer,
@@ -322,3 +325,60 @@ def test_a_star_is_the_only_wildcard_of_models_and_backends(pattern, text, is_an
     assert shared.answers(Asker("gw", "a", "m", text)) is is_answered
     of_model = replace(shared, models=pattern, backends="")
     assert of_model.answers(Asker("gw", "a", text)) is is_answered
+
+
+def by_gpu_seconds(weights="1 : 0.1 : 4"):
+    return SharedServer(
+        "qwen", "", "*", "", {"app": "qwen"}, "", weights, "tokens", weights_from=GPU_SECONDS
+    )
+
+
+def counting(gpu):
+    return ServerCount(10, 10, gpu=gpu)
+
+
+@pytest.mark.parametrize(
+    ("weights", "gpu", "expected"),
+    [
+        # 90 s for 3 M prompt tokens are 30 s a million; 150 s for 1 M answer tokens are 5 times that.
+        ("1 : 0.1 : 4", GpuTime(90_000, 150_000, 0, 3_000_000, 1_000_000), "1 : 0.1 : 5"),
+        ("2 : 0.1 : 4", GpuTime(90_000, 150_000, 0, 3_000_000, 1_000_000), "2 : 0.1 : 10"),
+        ("1 : 0 : 4", GpuTime(90_000, 100_000, 0, 2_000_000, 1_000_000), "1 : 0 : 2.222"),
+        # A half of a thousandth is rounded to even.
+        ("1 : 0 : 4", GpuTime(80_000, 80_000, 0, 10_005, 10_000), "1 : 0 : 1"),
+        ("1 : 0 : 4", GpuTime(80_000, 80_000, 0, 10_015, 10_000), "1 : 0 : 1.002"),
+        ("1 : 0 : 4", GpuTime(95_000, 95_000, 10_000, 5, 5), "1 : 0 : 1"),
+    ],
+)
+def test_an_output_token_weighs_what_gpu_seconds_say(weights, gpu, expected):
+    assert by_gpu_seconds(weights).weights_of(counting(gpu)) == expected
+    assert parse_weights(expected).text == expected
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        GpuTime(),
+        GpuTime(59_999, 150_000, 0, 3_000_000, 1_000_000),
+        GpuTime(90_000, 59_999, 0, 3_000_000, 1_000_000),
+        GpuTime(90_000, 150_000, 0, 0, 1_000_000),
+        GpuTime(90_000, 150_000, 0, 3_000_000, 0),
+        # More than a twentieth is neither.
+        GpuTime(90_000, 100_000, 10_001, 5, 5),
+        # Beyond what can be declared, and so little that it rounds to nothing.
+        GpuTime(60_000, 10**9, 0, 10**9, 1),
+        GpuTime(10**9, 60_000, 0, 1, 10**9),
+    ],
+)
+def test_a_day_that_does_not_say_keeps_the_declared_weights(gpu):
+    server = by_gpu_seconds()
+    assert server.weights_of(counting(gpu)) == server.weights
+    assert server.weights_of(None) == server.weights
+
+
+def test_a_server_that_declares_its_weights_does_not_follow_its_counters():
+    gpu = GpuTime(90_000, 150_000, 0, 3_000_000, 1_000_000)
+    declared = replace(by_gpu_seconds(), weights_from="")
+    assert declared.weights_of(counting(gpu)) == "1 : 0.1 : 4"
+    assert not set(GPU_COUNTERS) & set(declared.split_counters)
+    assert set(GPU_COUNTERS) < set(by_gpu_seconds().split_counters)

@@ -27,9 +27,12 @@ from gpuledger_collector.accounting.inference_charges import (
 )
 from gpuledger_collector.accounting.inference_split import (
     CHARGED,
+    GPU_SECONDS,
     IDLE_RULES,
+    NO_GPU_TIME,
     SHOWBACK,
     Claimant,
+    GpuTime,
     SharedServer,
     TenantOwner,
     compare_tokens,
@@ -115,11 +118,18 @@ asked = st.dictionaries(
     tokens,
     max_size=6,
 )
+gpu_times = st.builds(
+    GpuTime,
+    *(st.integers(0, 10**7) for _ in range(2)),
+    st.sampled_from([0, 10**4]),
+    *(st.integers(0, 10**6) for _ in range(2)),
+)
 counts = st.builds(
     WorkloadCount,
     st.none() | st.integers(0, 10**6),
     st.integers(0, 10**6),
     st.sampled_from([0, 10**9]),
+    st.just(NO_GPU_TIME) | gpu_times,
 )
 
 
@@ -138,6 +148,7 @@ def servers(draw, mode=None):
         reserved={"a": "0.25", "c": "0.5"} if idle == "reservations" else {},
         mode=mode or draw(st.sampled_from([CHARGED, SHOWBACK])),
         claims=draw(st.sampled_from(["", CHARGED])),
+        weights_from=draw(st.sampled_from(["", GPU_SECONDS])),
     )
 
 
@@ -188,7 +199,8 @@ def split_by(shared, day):
         split_tokens = compare_tokens(on_day.asked, counted)
         costs = sum_costs((charge for charge in day if charge.workload_id in on_day.counts), {})
         for currency, cost in costs.items():
-            for part in split_server(on_day.server, cost, split_tokens):
+            weights = on_day.server.weights_of(counted)
+            for part in split_server(on_day.server, cost, split_tokens, weights):
                 claims = on_day.server.charges_claims
                 owner = shared.tenants.owner_of(part.claimant, 0, claims)
                 yield on_day.server.name, currency, part, owner

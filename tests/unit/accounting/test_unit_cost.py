@@ -7,6 +7,7 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuledger_collector.accounting.inference import GPU_COUNTERS
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.unit_cost import (
@@ -142,3 +143,10 @@ def test_a_unit_cost_is_rounded_once_half_to_even():
     assert cost_per(-3, 2, 1) == Decimal("-0.000002")
     assert cost_per(10**15, 3, 1_000_000) == Decimal("333333333333333.333333")
     assert cost_per(5, 0, 1) is None
+
+
+def test_counters_that_are_no_product_have_no_price():
+    """GPU seconds and cached tokens say how a server worked."""
+    hours = hour_costs([charge(3_600_000)], [held(0)])
+    counts = [counted(0, counter=name) for name in (*GPU_COUNTERS, "cached_tokens", "inferences")]
+    assert [cost.counter for cost in unit_costs(hours, counts)] == ["inferences"]

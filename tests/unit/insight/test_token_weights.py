@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from gpuledger_collector.accounting.inference_split import parse_weights
+from gpuledger_collector.accounting.inference_split import GpuTime, parse_weights
 from gpuledger_collector.insight.token_weights import (
     COVERED,
     MIN_HOURS,
@@ -162,3 +162,41 @@ def test_the_fit_is_that_of_scipy():
         target = random.normal(size=30) + design @ random.normal(size=4)
         expected, _ = nnls(design, target)
         assert fit_non_negative(design, target) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def counting_gpu_time(hours, ratio=5.0):
+    """Hours of a server that says how long its GPUs computed what, with noise."""
+    random = np.random.default_rng(3)
+    return [
+        replace(
+            hour,
+            gpu=GpuTime(
+                int((hour.prompt - hour.cached) * 0.05 * random.normal(1, 0.1)),
+                int(hour.output * 0.05 * ratio * random.normal(1, 0.1)),
+                1,
+                hour.prompt - hour.cached,
+                hour.output,
+            ),
+        )
+        for hour in hours
+    ]
+
+
+def test_gpu_seconds_are_taken_before_an_estimate():
+    """Also of a few hours, and of hours that an estimate would leave out."""
+    hours = [replace(hour, is_shared=True) for hour in counting_gpu_time(world(1, days=1))]
+    found = estimate_weights(hours, parse_weights("2 : 0.2 : 4"))
+    assert (found.source, found.reason, found.hours, found.left_out) == ("gpu_seconds", "", 24, 0)
+    assert found.output.low < found.output.likely < found.output.high
+    assert found.output.likely == pytest.approx(5, rel=0.1)
+    assert found.weights.startswith("1 : 0.1 : ")
+    assert found.explained is None
+
+
+def test_without_gpu_seconds_of_both_kinds_weights_are_estimated():
+    hours = [
+        replace(hour, gpu=replace(hour.gpu, prefill_gpu_ms=0))
+        for hour in counting_gpu_time(world(1))
+    ]
+    assert estimate_weights(hours) == replace(estimate_weights(world(1)), left_out=0)
+    assert estimate_weights(hours).source == "busy_time"

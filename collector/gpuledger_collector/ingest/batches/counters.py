@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from gpuledger_collector.accounting.counters import KEEP_DAYS, CounterReading, hourly, max_gap_ms
-from gpuledger_collector.accounting.inference import TOKEN_COUNTERS
+from gpuledger_collector.accounting.inference import SPLIT_COUNTERS
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.ledger.token_usage import (
@@ -47,7 +47,7 @@ def store_readings(connection: Connection, rows: Sequence[Row]) -> int:
     if not rows:
         return 0
     # An apply that charges a shared server either is seen by the marks below, or sees these tokens.
-    if any(series.counter in TOKEN_COUNTERS for series, _ in rows):
+    if any(series.counter in SPLIT_COUNTERS for series, _ in rows):
         locks.share(connection, Lock.TOKENS)
     # Lock first: what is read below for recounting then includes every reading that another writer
     # has committed.
@@ -84,7 +84,7 @@ def store_readings(connection: Connection, rows: Sequence[Row]) -> int:
         gap_ms = max_gap_ms(counters[series_id])
         start, end = _reach(gap_ms, min(instants), max(instants))
         _recount(connection, series_id, gap_ms, start, end)
-        if counters[series_id] in TOKEN_COUNTERS:
+        if counters[series_id] in SPLIT_COUNTERS:
             token_hours.update(range(start, end, HOUR_MS))
     if token_hours:
         request_charged_days(connection, token_hours)

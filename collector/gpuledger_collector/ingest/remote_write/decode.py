@@ -47,7 +47,7 @@ from gpuledger_collector.ingest.remote_write.series import (
     parse_labels,
 )
 from gpuledger_common.catalog import METRICS
-from gpuledger_common.serving_counters import exact_count
+from gpuledger_common.serving_counters import count_of
 
 MAX_INFLATED_BYTES = 8 * 1024 * 1024
 """Prometheus sends 2,000 samples in a request by default: about 1 MB."""
@@ -446,13 +446,13 @@ def _accept(
     counted = of_inference & is_possible & ~is_late & ~is_stale
     inference = tuple(
         (cache.inference[place], count, instant)
-        for place, count, instant in zip(
+        for place, number, instant in zip(
             table["workload"][series[counted]].tolist(),
-            map(exact_count, value[counted].tolist()),
+            value[counted].tolist(),
             at_ms[counted].tolist(),
             strict=True,
         )
-        if count is not None
+        if (count := count_of(cache.inference[place].counter, number)) is not None
     )
     counts = len(inference)
     gateway: tuple[GatewaySample, ...] = ()
@@ -470,7 +470,7 @@ def _accept(
             for sample in gateway
             if isinstance(sample.series, GatewayCounter)
             and sample.series.server is not None
-            and (count := exact_count(sample.value)) is not None
+            and (count := count_of(sample.series.server.counter, sample.value)) is not None
         )
     return WriteRequest(
         cache,

@@ -46,7 +46,7 @@ from gpuledger_common.profiles.series import (
     owner_of,
 )
 from gpuledger_common.readings import Accelerator, Workload
-from gpuledger_common.serving_counters import ENGINES
+from gpuledger_common.serving_counters import is_counter
 from gpuledger_common.wire import WireAccelerator, WireWorkload
 
 MAX_LABELS = 100
@@ -150,7 +150,7 @@ class SeriesReader:
             return next(iter(found.values()))
         own = (
             inference_series(name, by_name, owner_of(INFERENCE_OWNER, by_name))
-            if name in ENGINES
+            if is_counter(name)
             else None
         )
         counters = gateway_counters(self.gateways, name, by_name, own)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from gpuledger_collector.accounting.adjustments import POLICIES
 from gpuledger_collector.accounting.api_prices import ApiPrice
-from gpuledger_collector.accounting.inference import Asker, TokenRecord, Tokens
+from gpuledger_collector.accounting.inference import TOKEN_COUNTERS, Asker, TokenRecord, Tokens
 from gpuledger_collector.accounting.inference_charges import UNPRICED, PlaceCost, WorkloadDay
 from gpuledger_collector.accounting.inference_lines import InferenceLine, ServerDay, ServerLine
 from gpuledger_collector.accounting.inference_share import InferenceShare
@@ -325,18 +325,23 @@ def read_adjusted_places(
 
 
 def read_model_counts(
-    connection: Connection, period: Period, ids: Sequence[int], served_model: str
+    connection: Connection,
+    period: Period,
+    ids: Sequence[int],
+    served_model: str,
+    counters: Sequence[str] = TOKEN_COUNTERS,
 ) -> dict[int, list[CountedHour]]:
-    """What the counters of workloads counted of tokens, by workload; of one model, or of all."""
+    """What the counters of workloads counted, by workload; of one model, or of all."""
     hours: dict[int, list[CountedHour]] = {}
     rows = connection.execute(
         "SELECT s.workload_id, s.via, s.source, s.counter, h.hour_ms, sum(h.units)::bigint,"
         " max(h.covered_ms), max(h.restarts) FROM counter_series s JOIN counter_hour h ON"
-        " h.series_id = s.id WHERE s.workload_id = ANY(%(ids)s) AND s.counter IN ('prompt_tokens',"
-        " 'generated_tokens') AND (%(label)s = '' OR position(%(label)s in ',' || s.part || ',') > 0) AND"
+        " h.series_id = s.id WHERE s.workload_id = ANY(%(ids)s) AND s.counter = ANY(%(counters)s)"
+        " AND (%(label)s = '' OR position(%(label)s in ',' || s.part || ',') > 0) AND"
         " h.hour_ms >= %(start)s AND h.hour_ms < %(end)s GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 5",
         {
             "ids": list(ids),
+            "counters": list(counters),
             "label": _label(served_model) if served_model else "",
             "start": period.start_ms,
             "end": period.end_ms,

@@ -122,6 +122,7 @@ table(
     column("reserved", JSONB, "tenant -> share of the server", person=Person.WORDS),
     *required_columns(TEXT, "mode"),
     column("claims", TEXT, "charged; empty: what callers only claim is shown", default=""),
+    column("weights_from", TEXT, "gpu_seconds: of each day; empty: declared", default=""),
     *optional(sa.Date, "from_on", "to_on"),
     *version_columns(),
     stays="declared in a file: put the pseudonym there and apply it",
