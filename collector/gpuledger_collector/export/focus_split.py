@@ -7,19 +7,25 @@ resource is the device, the receiver is in the Allocated columns, and its ratio 
 origin's GPU-time. Ratios are billionths by largest remainder, so that those of an origin add up to
 exactly 1 (FOCUS 1.3, data generator-calculated split cost allocation).
 
+What tenants of a shared model server pay for a day is an origin as well: the server is the
+resource, each tenant a receiver, and its ratio its part of what all of them take over. What the
+server's payers get back for it is a row of its own, as in 1.2.
+
 The sub-account is that of the owner who pays the row: FOCUS has no other column for it. Corrections
 amend charges that were split before, and are not split again.
 """
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from gpuledger_collector.accounting.cash import Purchase
-from gpuledger_collector.accounting.chargeback import SharedPart
+from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, SharedPart
 from gpuledger_collector.accounting.closing import BillingMonth
+from gpuledger_collector.accounting.inference_share import InferenceShare
 from gpuledger_collector.accounting.ledger import ExportedCharge
 from gpuledger_collector.accounting.usage import HELD
 from gpuledger_collector.export import focus
@@ -30,6 +36,10 @@ from gpuledger_common.largest_remainder import split
 METHOD = "dominant-share-v1"
 """A MIG instance's part of a device is the larger of its shares of compute and memory; holders of
 one accelerator share its time by what each of them held.
+"""
+SERVER_METHOD = "weighted-tokens-v1"
+"""A tenant's part of a model server is that of its tokens, by the weights of the day; idle cost goes
+by the declared rule.
 """
 ALLOCATED = names("""
     AllocatedMethodDetails AllocatedMethodId AllocatedResourceId AllocatedResourceName AllocatedTags
@@ -78,6 +88,7 @@ def lines(
         # need its ratios.
         if booked_ms is None:
             _split(pairs_of_day)
+            _split_servers(pairs_of_day)
         for _, row in pairs_of_day:
             yield _rename_columns(row)
     yield from map(_rename_columns, focus.purchase_rows(book, payments))
@@ -109,6 +120,37 @@ def _split(day: Sequence[Pair]) -> None:
         # A device used by one holder alone is not split; an instance of a device always is.
         if len(pairs) > 1 or pairs[0][0].accelerator_uuid != device:
             _allocate(device, pairs)
+
+
+def _split_servers(day: Sequence[Pair]) -> None:
+    """Fill in the Allocated columns of what tenants pay for shared model servers."""
+    origins: dict[tuple[str, str], list[tuple[Pair, InferenceShare]]] = defaultdict(list)
+    for exported, row in day:
+        share = exported.charge.inference
+        if share is not None and not share.is_payers:
+            origins[share.server, row["BillingCurrency"]].append(((exported, row), share))
+    for (server, currency), parts in origins.items():
+        ratios = split(focus.NANO, [abs(pair[0].charge.cost_micro or 0) for pair, _ in parts])
+        for ((_, row), share), ratio in zip(parts, ratios, strict=True):
+            details = {
+                "Elements": [{"AllocatedRatio": "ratio"}],
+                "x_Weights": share.weights,
+            }
+            tenant = share.tenant or UNATTRIBUTED
+            row |= {
+                # What is paid in another currency is another origin.
+                "ResourceId": neutral(f"{server}/{currency}"),
+                "ResourceName": neutral(server),
+                "ResourceType": "Model server",
+                "Tags": "{}",
+                "AllocatedMethodId": SERVER_METHOD,
+                "AllocatedMethodDetails": json.dumps(details).replace(
+                    '"ratio"', focus.fixed_decimal(ratio, 9)
+                ),
+                "AllocatedTags": row["Tags"],
+                "AllocatedResourceId": neutral(f"{share.gateway}/{tenant}"),
+                "AllocatedResourceName": neutral(tenant),
+            }
 
 
 def _allocate(device: str, pairs: Sequence[Pair]) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 from collections import defaultdict
 from dataclasses import replace
+from decimal import Decimal
 
 import psycopg
 import pytest
@@ -252,6 +253,54 @@ def test_focus_has_valid_rows_that_add_up_to_nothing(served, run, apply, tmp_pat
     assert sum(round(float(row["EffectiveCost"]) * 1e6) for row in own) == 0
     with path.open(newline="") as file:
         assert list(check(file)) == []
+
+
+def test_focus_1_4_says_who_received_which_part_of_the_server(served, run, apply, tmp_path):
+    """The parts of the tenants are the whole of what they take over; money is that of 1.2."""
+    ask(served, (VISION, 1, 300, 0, 75), (NLP, 2, 400, 200, 20))
+    assert apply(CHARGED)[0] == 0
+    path = tmp_path / "focus.csv"
+    old = run("chargeback", *PERIOD, "--format", "focus")[1]
+    code, out, err = run(
+        "chargeback", *PERIOD, "--format", "focus", "--focus-version", "1.4", "-o", path
+    )
+    assert code == 0, (out, err)
+    lines = list(csv.DictReader(path.open()))
+    own = {row["AllocatedResourceId"]: row for row in lines if row["x_CostBasis"] == "inference"}
+    parts = {
+        receiver: json.loads(row["AllocatedMethodDetails"], parse_float=Decimal)
+        for receiver, row in own.items()
+        if receiver
+    }
+    ratios = {
+        receiver: details["Elements"][0]["AllocatedRatio"] for receiver, details in parts.items()
+    }
+    cost = {"litellm/t-vision": Decimal(600), "litellm/t-nlp": Decimal(300)}
+    assert sum(ratios.values()) == 1
+    assert ratios == {
+        receiver: (share / 900).quantize(Decimal("1e-9")) for receiver, share in cost.items()
+    }
+    assert {details["x_Weights"] for details in parts.values()} == {"1 : 0.1 : 4"}
+    vision = own["litellm/t-vision"]
+    assert (vision["ResourceId"], vision["ResourceName"]) == ("qwen/USD", "qwen")
+    assert vision["AllocatedMethodId"] == "weighted-tokens-v1"
+    assert vision["AllocatedTags"] == '{"team": "vision"}'
+    assert own[""]["AllocatedMethodId"] == ""
+    with path.open(newline="") as file:
+        assert list(check(file)) == []
+    amounts = [row["EffectiveCost"] for row in csv.DictReader(io.StringIO(old))]
+    assert [row["EffectiveCost"] for row in lines] == amounts
+    # A part that is missing is said.
+    broken = tmp_path / "broken.csv"
+    broken.write_text(
+        "".join(
+            line
+            for line in path.read_text().splitlines(keepends=True)
+            if "litellm/t-nlp" not in line
+        )
+    )
+    with broken.open(newline="") as file:
+        assert "add up to" in " ".join(problem.sentence for problem in check(file))
 
 
 def test_everything_that_reads_bills_has_them(served, run, apply, tmp_path, monkeypatch):
