@@ -36,6 +36,7 @@ from gpuledger_collector.insight.forecast_history import ForecastRecord
 from gpuledger_collector.insight.pool_outlook import ended_note
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.services.forecasts import forecast_month, refresh_forecast_records
+from gpuledger_collector.services.tenant_forecasts import forecast_tenants
 
 MAX_STEPS = 5_000
 MANY = 200
@@ -352,6 +353,9 @@ def history(
 @app.command(epilog="Example: gpuledger forecast spend --by team")
 def spend(
     by: Annotated[Group, Option("--by", help="Level of owners.")] = Group.team,
+    tenants: Annotated[
+        bool, Option("--tenants", help="Tenants of shared model servers instead of owners.")
+    ] = False,
     form: options.Form = options.Format.table,
     exit_code: options.ExitCode = False,
     dsn: options.Dsn = None,
@@ -361,13 +365,19 @@ def spend(
     times in ten.
 
     From the rated days of the last eight weeks; an owner with fewer than five full days gets what
-    is spent and no estimate. Estimates never reach a bill. With --exit-code it ends with 1 when an
+    is spent and no estimate. --tenants says it of who asked shared model servers, charged or shown.
+    Estimates never reach a bill. With --exit-code it ends with 1 when an
     estimate is missing.
     """
-    level = by.value
-    require_level(level, "--by")
+    level = "tenant" if tenants else by.value
+    if not tenants:
+        require_level(level, "--by")
     with open_session(dsn, config) as session:
-        owners = forecast_month(session.database, level, session.now_ms)
+        owners = (
+            forecast_tenants(session.database, session.now_ms)
+            if tenants
+            else forecast_month(session.database, level, session.now_ms)
+        )
     is_partial = any(owner.forecast is None for owner in owners)
     report = spend_report(level)
     if form is options.Format.json:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
-from fakes.shared_server import DECLARED, NLP, VISION, ask
+from fakes.shared_server import DECLARED, KEY, NLP, VISION, ask
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.notifications import budget_mail
@@ -114,6 +114,35 @@ def test_a_budget_of_a_tenants_project_is_met_by_what_it_is_charged(month, run, 
         "vision": ["actual 10 % firing", "actual 40 % firing", "pace 150 % firing"],
         "chat": ["actual 10 % firing", "forecast 20 % firing"],
     }
+
+
+@pytest.mark.parametrize("text", [DECLARED, CHARGED], ids=["showback", "charged"])
+def test_tenants_have_a_forecast_whether_they_are_charged_or_shown(month, run, apply, text):
+    """That of an owner who is charged the same; of a tenant without an owner, too."""
+    ask_daily(month, VISION, 300)
+    ask_daily(month, KEY, 100)
+    assert apply(CHARGED)[0] == 0
+    owner = forecasts(run)["vision"]
+    assert apply(text)[0] == 0
+    code, out, err = run("forecast", "spend", "--tenants", "--format", "json")
+    assert code == 0, (out, err)
+    tenants = {row.pop("tenant"): row for row in json.loads(out)}
+    assert set(tenants) == {"t-vision", "(unattributed)"}
+    for amount in ("spent", "forecast", "low", "high"):
+        assert tenants["t-vision"][amount] == owner[amount]
+    assert tenants["(unattributed)"]["spent"] == "279.00"
+    assert float(tenants["(unattributed)"]["forecast"]) > 279
+
+
+def test_tenants_of_a_few_days_have_no_forecast(served, run, apply, monkeypatch):
+    monkeypatch.setattr(wiring, "read_clock", lambda: OCTOBER + DAY + HOUR)
+    ask(served, (VISION, 1, 300, 0, 0))
+    assert apply(DECLARED)[0] == 0
+    arguments = ("forecast", "spend", "--tenants", "--exit-code")
+    code, out, err = run(*arguments, "--format", "json")
+    assert (code, err) == (1, "")
+    (row,) = json.loads(out)
+    assert (row["tenant"], row["spent"], row["forecast"]) == ("t-vision", "72.00", "")
 
 
 def test_hours_of_today_that_are_to_come_cost_a_tenant_nothing(month, run, apply):
