@@ -30,6 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from decimal import Decimal
 from fnmatch import fnmatchcase
+from operator import attrgetter
 from typing import NamedTuple
 
 from gpuledger_collector.accounting.attribution import Rule
@@ -234,6 +235,8 @@ class Claimant:
         return self.tenant not in (NOBODY, IDLE)
 
 
+CLAIMANT_ORDER = attrgetter("gateway", "tenant", "model", "trust")
+"""The order of claimants, as a key: a server has thousands of them, and compares them every day."""
 NOBODYS = Claimant("", NOBODY, "")
 IDLES = Claimant("", IDLE, "")
 
@@ -340,7 +343,9 @@ class DayTokens:
 
 def compare_tokens(asked: Mapping[Claimant, Tokens], counted: ServerCount | None) -> DayTokens:
     """Compare what gateways counted with what the server did (None: not known)."""
-    bounded = {claimant: tokens.bounded() for claimant, tokens in sorted(asked.items())}
+    bounded = {
+        claimant: asked[claimant].bounded() for claimant in sorted(asked, key=CLAIMANT_ORDER)
+    }
     asked = {claimant: tokens for claimant, tokens in bounded.items() if tokens}
     if counted is None:
         return DayTokens(asked, asked)
@@ -393,7 +398,7 @@ def split_day(
     if not has_tokens:
         # The accelerators worked, and nobody counted a token.
         shares = {**shares, NOBODYS: 1} if used_micro else shares
-    claimants = sorted(shares)
+    claimants = sorted(shares, key=CLAIMANT_ORDER)
     used = dict.fromkeys(claimants, 0)
     if used_micro:
         amounts = split_signed(used_micro, [shares[claimant] for claimant in claimants])
@@ -500,7 +505,7 @@ def _list_parts(
             idle.get(claimant, 0),
             *(moves or {}).get(claimant, (0, 0)),
         )
-        for claimant in sorted(used.keys() | idle.keys() | tokens.asked.keys())
+        for claimant in sorted({**used, **idle, **tokens.asked}, key=CLAIMANT_ORDER)
     ]
     parts = [part for part in parts if part.micro or part.tokens or part.lent_micro]
     return [*parts, Part(IDLES, Tokens(), 0, left_micro)] if left_micro else parts

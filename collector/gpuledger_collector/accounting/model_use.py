@@ -62,38 +62,35 @@ def list_model_use(
     for line in lines:
         if line.claimant.is_tenant and line.owner.get(level):
             by_owner[line.owner[level]].append(line)
-    return {
-        owner: [
+    uses: dict[str, list[ModelUse]] = {}
+    for owner, own in by_owner.items():
+        by_model: dict[tuple[str, str, str], list[InferenceLine]] = defaultdict(list)
+        for line in own:
+            by_model[line.server, line.claimant.model, line.currency].append(line)
+        uses[owner] = [
             ModelUse(
                 grouped,
-                _prices(grouped, own, weights[grouped.keys["server"]]),
+                _prices(grouped, by_model, weights[grouped.keys["server"]]),
                 coverage.get(grouped.keys["server"]),
             )
             for grouped in group_lines(own, KEYS, calendar)
         ]
-        for owner, own in by_owner.items()
-    }
+    return uses
 
 
 def _prices(
-    grouped: GroupedLine, lines: Sequence[InferenceLine], texts: set[str]
+    grouped: GroupedLine,
+    lines: Mapping[tuple[str, str, str], Sequence[InferenceLine]],
+    texts: set[str],
 ) -> tuple[Decimal | None, ...]:
     """Prices of a million tokens by kind, at what the lines of a group cost."""
     if grouped.cost is None or len(texts) != 1:
         return (None,) * 3
     weights = parse_weights(next(iter(texts)))
-    own = [line for line in lines if _is_of(line, grouped.keys, grouped.cost.currency)]
+    own = lines[grouped.keys["server"], grouped.keys["model"], grouped.cost.currency]
     cost = sum(line.used_micro + line.idle_micro for line in own)
     weighted = sum(line.weighted for line in own)
     return tuple(
         price_per_million(cost, weight, weighted)
         for weight in (weights.input, weights.cached, weights.output)
-    )
-
-
-def _is_of(line: InferenceLine, keys: Mapping[str, str], currency: str) -> bool:
-    return (line.server, line.claimant.model, line.currency) == (
-        keys["server"],
-        keys["model"],
-        currency,
     )
