@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from operator import itemgetter
 
 from gpuledger_collector.accounting.inference import (
     Asker,
@@ -228,12 +229,14 @@ def read_token_hours(connection: Connection, period: Period) -> list[TokenHour]:
     )
     askers: dict[tuple[str, ...], Asker] = {}
     hours = []
-    for *words, hour_ms, given, cached, output, requests in rows:
+    # Words and hours are compared, and no objects: that is in C.
+    ordered = sorted(rows, key=itemgetter(slice(6)))
+    for *words, hour_ms, given, cached, output, requests in ordered:
         key = tuple(words)
         # One object for each asker: a month has hundreds of thousands of hours.
         asker = askers.get(key) or askers.setdefault(key, Asker(*key))
         hours.append(TokenHour(asker, hour_ms, Tokens(given, cached, output, requests)))
-    return sorted(hours, key=lambda hour: (hour.asker, hour.hour_ms))
+    return hours
 
 
 def read_token_days(connection: Connection, days: Sequence[Period]) -> list[TokenDay]:
@@ -257,12 +260,13 @@ def read_token_days(connection: Connection, days: Sequence[Period]) -> list[Toke
             (sorted({asker_id for asker_id, *_ in rows}),),
         )
     }
+    # Ranks are compared, and no objects: a month has tens of thousands of days of askers.
+    ranks = {number: rank for rank, number in enumerate(sorted(askers, key=askers.__getitem__))}
     # Buckets count from 1.
-    token_days = [
+    return [
         TokenDay(askers[number], days[day - 1].start_ms, Tokens(*counts))
-        for number, day, *counts in rows
+        for number, day, *counts in sorted(rows, key=lambda row: (row[1], ranks[row[0]]))
     ]
-    return sorted(token_days, key=lambda each: (each.day_ms, each.asker))
 
 
 def newest_request_ms(connection: Connection, gateway: str) -> int | None:
