@@ -192,7 +192,7 @@ class Weights:
     @property
     def text(self) -> str:
         """These as they are declared: `1 : 0.1 : 4`."""
-        numbers = (Decimal(weight) / MICRO for weight in astuple(self))
+        numbers = (Decimal(weight).scaleb(-WEIGHT_DIGITS) for weight in astuple(self))
         return " : ".join(f"{number.normalize():f}" for number in numbers)
 
 
