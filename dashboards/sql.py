@@ -334,35 +334,37 @@ declared.
 """
 
 
-def month_end(joined: str, where: str) -> str:
-    """This month's charges and its end by the pace of the last 28 full days: a row (so far, at run
-    rate, low, high).
+def month_end(columns: str, where: str) -> str:
+    """This month's charges and its end, by the stored forecasts `f` of owners: rows (columns, so
+    far, forecast, low, high), the dearest first.
 
-    Days without charges under `where` but with a conservation check are days on which nothing was
-    charged; days without a check are unknown and not part of the pace.
+    Forecasts of several owners do not add up to one with a band, so each has a row of its own.
     """
-    start = f"date_trunc('month', {TODAY}::timestamp)"
+    first = f"date_trunc('month', {TODAY}::timestamp)"
+    month = f"f.period_start_ms = {local(first)}"
     return f"""
-    WITH day AS (
-        SELECT p.day_ms, coalesce(sum(l.cost_micro), 0) / {MICRO} AS cost
-        FROM conservation_check p LEFT JOIN (
-            SELECT l.day_ms, l.cost_micro FROM {LEDGER} l {joined} WHERE {where} AND {OWN}) l ON l.day_ms = p.day_ms
-        WHERE {whole("p")} AND p.day_ms >= {local(f"({TODAY} - 28)::timestamp")} GROUP BY 1
-    ), pace AS (
-        SELECT avg(cost) AS mean, coalesce(stddev_samp(cost), 0) AS spread FROM day
-    ), done AS (
-        SELECT (SELECT sum(l.cost_micro) / {MICRO} FROM {LEDGER} l {joined}
-                WHERE {where} AND l.day_ms >= {local(start)}) AS cost,
-            (SELECT max(p.until_ms) FROM conservation_check p) AS until_ms
-    ), ahead AS (
-        SELECT greatest(0, ({local(f"{start} + interval '1 month'")}
-            - greatest(coalesce(done.until_ms, {local(start)}), {local(start)})) / 86400000.0) AS days FROM done
-    )
-    SELECT done.cost AS "so far", coalesce(done.cost, 0) + pace.mean * ahead.days AS "at run rate",
-        coalesce(done.cost, 0) + greatest(0, pace.mean * ahead.days - 1.28 * pace.spread * sqrt(ahead.days)) AS "low",
-        coalesce(done.cost, 0) + pace.mean * ahead.days + 1.28 * pace.spread * sqrt(ahead.days) AS "high"
-    FROM done, pace, ahead
+    SELECT {columns} f.spent_micro / {MICRO} AS "so far", f.middle_micro / {MICRO} AS forecast,
+        f.low_micro / {MICRO} AS low, f.high_micro / {MICRO} AS high
+    FROM owner_forecast f WHERE {month} AND f.currency = ${{currency:sqlstring}} AND {where}
+        AND f.day_ms = (SELECT max(f.day_ms) FROM owner_forecast f WHERE {month})
+    ORDER BY f.middle_micro DESC NULLS LAST, f.spent_micro DESC, f.owner LIMIT 100
     """
+
+
+OWNER_TEAM = "coalesce(nullif(f.owner ->> 'team', ''), '(unattributed)')"
+OWNER_PROJECT = "coalesce(nullif(f.owner ->> 'project', ''), '(unattributed)')"
+TEAMS_AHEAD = f"f.owner ? 'team' AND NOT f.owner ? 'project' AND {in_choice(OWNER_TEAM, 'team')}"
+PROJECTS_AHEAD = (
+    f"f.owner ? 'project' AND {in_choice(OWNER_TEAM, 'team')}"
+    f" AND {in_choice(OWNER_PROJECT, 'project')}"
+)
+FLEET_AHEAD = "f.owner = '{}'"
+AHEAD_SAID = (
+    "Charges so far this month (of the billing zone), and its end by the forecast of the overview,"
+    " mails and `gpuledger forecast spend`, which is stored each hour; it holds eight times in ten"
+    " between low and high. Empty with fewer than five full days."
+)
+AHEAD_WIDTHS = tuple(column(name, width=78) for name in ("so far", "forecast", "low", "high"))
 
 
 ACCELERATORS = """

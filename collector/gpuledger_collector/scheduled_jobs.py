@@ -29,6 +29,7 @@ from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.services.reclaim import reclaim_idle
 from gpuledger_collector.services.recommendation_search import recommend
 from gpuledger_collector.services.scaling_advice import advise_scaling
+from gpuledger_collector.services.spend_forecasts import store_spend_forecasts
 from gpuledger_collector.services.spending_watch import SpendingWatch
 from gpuledger_collector.services.upkeep import (
     create_partitions,
@@ -215,6 +216,12 @@ def _insight_jobs(c: _Context) -> list[Job]:
             "store_forecasts",
             HOUR_SECONDS,
             lambda: store_forecasts(database, c.now_ms),
+            "forecasts stored",
+        ),
+        Job(
+            "store_spend_forecasts",
+            HOUR_SECONDS,
+            lambda: store_spend_forecasts(database, c.now_ms),
             "forecasts stored",
         ),
         Job(

@@ -31,6 +31,7 @@ from dashboards.grafana import (
 )
 from dashboards.savings import TO_IDLE
 from dashboards.sql import (
+    AHEAD_SAID,
     AMOUNT_WIDTHS,
     BILLED,
     CHANGE_SAID,
@@ -40,6 +41,7 @@ from dashboards.sql import (
     DAY_MS,
     DAY_TIME,
     DAYS,
+    FLEET_AHEAD,
     FROM_MS,
     GPU_HOUR_NS,
     GRID,
@@ -216,7 +218,7 @@ WEEKS_CHANGE = f"""
     FROM day
 """
 """Means of the last seven full days against those of the seven before."""
-MONTH = month_end("", f"{CURRENCY} AND {POOLS} AND {MODELS}")
+MONTH = month_end("", FLEET_AHEAD)
 LIST_PRICE = f"""
     SELECT sum(l.list_cost_micro) / {MICRO} AS "at list price",
         sum(l.cost_micro) FILTER (WHERE l.list_cost_micro IS NOT NULL) / {MICRO} AS effective,
@@ -260,7 +262,7 @@ BUDGET_PERIODS = f"""
         FROM budget WHERE superseded_at IS NULL AND {IN_MONEY}
     )
 """
-"""Budgets in money, their ends at run rate in force, with their period of now."""
+"""Budgets in money, and their forecasts in force, with their period of now."""
 BUDGET_DAYS = f"""
     payer AS (
         SELECT id, org, team, project, experiment, run, user_name FROM owner
@@ -268,36 +270,28 @@ BUDGET_DAYS = f"""
     ), line AS MATERIALIZED (
         SELECT l.day_ms, coalesce(l.owner_id, 0) AS owner_id, l.state, l.currency, sum(l.cost_micro) AS cost_micro,
             sum(l.gpu_ns) AS gpu_ns
-        FROM {LEDGER} l WHERE l.day_ms >= (SELECT min(least(since_ms, {local(f"({TODAY} - 28)::timestamp")})) FROM b)
-        GROUP BY 1, 2, 3, 4
+        FROM ledger_day l WHERE l.day_ms >= (SELECT min(since_ms) FROM b) GROUP BY 1, 2, 3, 4
     ), spent AS (
         SELECT b.id, l.day_ms, sum(CASE b.measure WHEN 'gpu_hours' THEN l.gpu_ns / {GPU_HOUR_NS} * {MICRO}
             ELSE l.cost_micro END) AS cost
         FROM b JOIN payer o ON {OF_BUDGET} JOIN line l ON l.owner_id = o.id
-            AND l.day_ms >= least(b.since_ms, {local(f"({TODAY} - 28)::timestamp")}) AND l.day_ms < b.until_ms
+            AND l.day_ms >= b.since_ms AND l.day_ms < b.until_ms
             AND CASE b.measure WHEN 'gpu_hours' THEN l.state = 'held' ELSE l.currency = b.currency END
         GROUP BY 1, 2
-    ), pace AS (
-        SELECT b.id, avg(coalesce(spent.cost, 0)) AS mean, coalesce(stddev_samp(coalesce(spent.cost, 0)), 0) AS spread
-        FROM b CROSS JOIN conservation_check p LEFT JOIN spent ON spent.id = b.id AND spent.day_ms = p.day_ms
-        WHERE {whole("p")} AND p.day_ms >= {local(f"({TODAY} - 28)::timestamp")} GROUP BY 1
-    ), so_far AS (
-        SELECT b.*, direct, direct + shared AS cost, (direct + shared) / nullif(direct, 0) AS with_shares,
-            greatest(0, (b.until_ms - greatest(b.since_ms, coalesce((SELECT max(until_ms) FROM conservation_check), 0)))
-                / 86400000.0) AS days_left
-        FROM b, LATERAL (SELECT
+    ), ending AS (
+        SELECT b.*, direct + shared AS cost, (direct + shared) / nullif(direct, 0) AS with_shares,
+            f.low_micro, f.middle_micro, f.high_micro
+        FROM b LEFT JOIN LATERAL (SELECT f.* FROM budget_forecast f
+            WHERE f.budget_id = b.id AND f.period_start_ms = b.since_ms ORDER BY f.day_ms DESC LIMIT 1
+        ) f ON true, LATERAL (SELECT
             coalesce((SELECT sum(cost) FROM spent WHERE spent.id = b.id AND spent.day_ms >= b.since_ms), 0) AS direct,
             CASE b.measure WHEN 'total' THEN (SELECT sum(s.shared_micro) FROM budget_share s
                 WHERE s.budget_id = b.id AND s.start_ms >= b.since_ms AND s.start_ms < b.until_ms) ELSE 0 END AS shared
         ) AS sums
-    ), ending AS (
-        SELECT so_far.*, so_far.cost + pace.mean * with_shares * days_left AS expected,
-            1.28 * pace.spread * with_shares * sqrt(days_left) AS either_way
-        FROM so_far LEFT JOIN pace ON pace.id = so_far.id
     )
 """
-"""What counts against a budget by day, and where its period ends by the pace of the last 28 full
-days.
+"""What counts against a budget by day, and where its period ends by the forecast that was stored when
+it was watched last.
 
 Shares of common costs, which the collector computes for budgets on total cost, are spread over the
 days in proportion.
@@ -307,8 +301,9 @@ BUDGETS = f"""
     SELECT e.name AS budget, e.cost / nullif(e.amount_micro, 0) AS "part spent",
         least(1, greatest(0, (extract(epoch FROM now()) * 1000 - e.since_ms) / (e.until_ms - e.since_ms)))
             AS "time gone",
-        e.expected / nullif(e.amount_micro, 0) AS "at run rate", e.cost / {MICRO} AS spent,
-        e.amount_micro / {MICRO} AS amount, e.expected / {MICRO} AS "run rate", nullif(e.currency, '') AS currency,
+        e.middle_micro::numeric / nullif(e.amount_micro, 0) AS "by forecast", e.cost / {MICRO} AS spent,
+        e.amount_micro / {MICRO} AS amount, e.middle_micro / {MICRO} AS forecast,
+        nullif(e.currency, '') AS currency,
         (SELECT string_agg(t.alerts, '; ' ORDER BY t.alerts) FROM (
             SELECT a.rule || ' ' || string_agg(a.percent::text, ', ' ORDER BY a.percent) || ' % ' || a.state AS alerts
             FROM budget_alert a WHERE a.budget_id = e.id AND a.period_start_ms = e.since_ms GROUP BY a.rule, a.state
@@ -337,16 +332,14 @@ BURN_UP = f"""
         FROM chosen c CROSS JOIN LATERAL generate_series({date("c.since_ms")}::timestamp,
             {date("(c.until_ms - 1)")}::timestamp, interval '1 day') d
         LEFT JOIN day ON day.date = d::date
-    ), drawn AS (
-        SELECT {midnight_utc("l.date")} AS at, l.*, l.cost + (l.expected - l.cost) * l.part AS heading,
-            l.either_way * sqrt(l.part) AS around FROM every l
     )
-    SELECT l.at AS "time", s.name AS metric, s.micro / {MICRO} AS cost
-    FROM drawn l, LATERAL (VALUES ('spent', l.sum_micro), ('even pace', l.amount_micro * l.gone),
-        ('budget', l.amount_micro), ('run rate', CASE WHEN l.part >= 0 THEN l.heading END),
-        ('low', CASE WHEN l.part >= 0 THEN greatest(l.cost, l.heading - l.around) END),
-        ('high', CASE WHEN l.part >= 0 THEN l.heading + l.around END)) s (name, micro)
-    WHERE {in_range("extract(epoch FROM l.at) * 1000")} AND s.micro IS NOT NULL ORDER BY 1, 2
+    SELECT {midnight_utc("l.date")} AS "time", s.name AS metric, s.micro / {MICRO} AS cost
+    FROM every l, LATERAL (VALUES ('spent', l.sum_micro), ('even pace', l.amount_micro * l.gone),
+        ('budget', l.amount_micro), ('forecast', l.cost + (l.middle_micro - l.cost) * l.part),
+        ('low', l.cost + greatest(0, l.low_micro - l.cost) * l.part),
+        ('high', l.cost + (l.high_micro - l.cost) * l.part)) s (name, micro)
+    WHERE {in_range(f"extract(epoch FROM {midnight_utc('l.date')}) * 1000")}
+        AND (l.part >= 0 OR s.name NOT IN ('forecast', 'low', 'high')) AND s.micro IS NOT NULL ORDER BY 1, 2
 """
 OWN_PERIOD = f"""
     WITH {BUDGET_PERIODS}, chosen AS (
@@ -405,9 +398,9 @@ TO_ANOMALY = {
     "targetBlank": False,
 }
 
-RUN_RATE = (
-    "Run rate: its end by the mean of the last 28 full days. The overview and mails state a"
-    " forecast, which knows the days of the week; it can differ."
+BY_FORECAST = (
+    "Forecast: its end as the overview and mails state it, when the budget was watched last; empty"
+    " with fewer than five full days."
 )
 TO_BURN_UP = link(
     "Burn-up of this budget",
@@ -442,7 +435,7 @@ def budget_table(title: str, text: str, query: str, links: list[Json]) -> Panel:
             # The longest text has what the others leave.
             column("thresholds", unit="string"),
             column("time gone", unit=RATIO, decimals=0, width=90),
-            *(column(name, width=78) for name in ("spent", "amount", "run rate")),
+            *(column(name, width=78) for name in ("spent", "amount", "forecast")),
             *(
                 column(
                     name,
@@ -452,7 +445,7 @@ def budget_table(title: str, text: str, query: str, links: list[Json]) -> Panel:
                     cell="color-text",
                     steps=((None, GREEN), (0.8, ORANGE), (1, VERMILION)),
                 )
-                for name in ("part spent", "at run rate")
+                for name in ("part spent", "by forecast")
             ),
         ),
     )
@@ -485,10 +478,8 @@ BOARD = Board(
             "This month, and the last two weeks",
             (
                 stat(
-                    "This month, and its end at run rate ($currency)",
-                    "So far this month (of the billing zone), its end at the pace of the last 28"
-                    " full days, with a band of 80 % as if days were independent. A run rate, not"
-                    " the forecast of pages and mails, which knows the days of the week.",
+                    "This month, and its forecast ($currency)",
+                    f"The fleet, with what no owner pays, whatever pool and model are chosen. {AHEAD_SAID}",
                     MONTH,
                     MONEY,
                     width=12,
@@ -598,12 +589,11 @@ BOARD = Board(
             "Budgets and anomalies",
             (
                 series(
-                    "Burn-up of $budget, and its end at run rate ($currency)",
+                    "Burn-up of $budget, and its forecast ($currency)",
                     "From the first to the last day of the budget's period, whatever range is"
                     " chosen: spent by the end of each day, against an even pace and the amount,"
-                    " and where it ends by the pace of the last 28 full days, with a band of 80 %:"
-                    " a run rate, while the overview and mails state a forecast. May be empty until"
-                    " budgets are declared.",
+                    " and straight lines to where it ends by the forecast of the overview and mails,"
+                    " with its band of 80 %. May be empty until budgets are declared.",
                     BURN_UP,
                     MONEY,
                     width=24,
@@ -617,7 +607,7 @@ BOARD = Board(
                         color("spent", BLUE),
                         line("even pace", GRAY),
                         line("budget", VERMILION),
-                        line("run rate", SKY),
+                        line("forecast", SKY),
                         *band("low", "high", SKY),
                     ),
                 ),
@@ -646,10 +636,10 @@ BOARD = Board(
                     ),
                 ),
                 budget_table(
-                    "Budgets in money, their ends at run rate",
+                    "Budgets in money, and their forecasts",
                     "This period's spend against each budget in money, whatever currency, pool and"
                     " model are chosen; on total cost with the shares of common costs as last"
-                    f" computed. More spent than time has passed is the sign to look. {RUN_RATE}"
+                    f" computed. More spent than time has passed is the sign to look. {BY_FORECAST}"
                     " May be empty until budgets are declared.",
                     BUDGETS,
                     [TO_BURN_UP, TO_OWNER],
@@ -660,9 +650,9 @@ BOARD = Board(
             "Budgets in GPU-hours",
             (
                 budget_table(
-                    "Budgets in GPU-hours, their ends at run rate",
+                    "Budgets in GPU-hours, and their forecasts",
                     "GPU-hours held this period against each budget in GPU-hours, priced or not,"
-                    f" whatever currency, pool and model are chosen. {RUN_RATE} Empty unless one is"
+                    f" whatever currency, pool and model are chosen. {BY_FORECAST} Empty unless one is"
                     " declared.",
                     HOUR_BUDGETS,
                     [TO_OWNER],

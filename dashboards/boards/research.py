@@ -22,6 +22,8 @@ from dashboards.grafana import (
 )
 from dashboards.savings import TO_IDLE_OF_TEAM
 from dashboards.sql import (
+    AHEAD_SAID,
+    AHEAD_WIDTHS,
     BILLED,
     CORRECTION,
     CURRENCY,
@@ -36,9 +38,12 @@ from dashboards.sql import (
     MODELS,
     OWN,
     OWNER,
+    OWNER_PROJECT,
+    OWNER_TEAM,
     POOLS,
     PROJECT,
     PROJECT_NAMES,
+    PROJECTS_AHEAD,
     TEAM,
     TEAMS,
     currency,
@@ -146,15 +151,17 @@ BOARD = Board(
                     decimals=0,
                 ),
                 other_currencies(HELD),
-                stat(
-                    "This month, and its end at run rate ($currency)",
-                    "Charges so far this month (of the billing zone), and its end at the pace of"
-                    " the last 28 full days, with a band of 80 % as if days were independent. A run"
-                    " rate, not the forecast of pages and mails.",
-                    month_end(OWNER, f"{CHOICE} AND {CURRENCY}"),
+                table(
+                    "This month, and its forecast ($currency)",
+                    f"Whole projects, whatever pool and model are chosen. {AHEAD_SAID}",
+                    month_end(
+                        f"{OWNER_TEAM} || ' / ' || {OWNER_PROJECT} AS project,", PROJECTS_AHEAD
+                    ),
                     MONEY,
                     width=14,
+                    height=6,
                     decimals=0,
+                    overrides=(column("project", unit="string"), *AHEAD_WIDTHS),
                 ),
                 stat(
                     "Projects, experiments and people",

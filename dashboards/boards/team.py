@@ -23,6 +23,8 @@ from dashboards.grafana import (
 from dashboards.savings import TO_IDLE_OF_TEAM
 from dashboards.sql import (
     ACCELERATORS,
+    AHEAD_SAID,
+    AHEAD_WIDTHS,
     AMOUNT_WIDTHS,
     BILLED,
     CHANGE_SAID,
@@ -43,12 +45,14 @@ from dashboards.sql import (
     MODELS,
     OWN,
     OWNER,
+    OWNER_TEAM,
     POOLS,
     PROJECT,
     SPAN_COLUMNS,
     TEAM,
     TEAM_NAMES,
     TEAMS,
+    TEAMS_AHEAD,
     WORKLOAD_SPAN,
     currency,
     datasource,
@@ -138,7 +142,7 @@ inventory.
 """
 TOP_TEAM = leading(TEAM, f"{LEDGER} l {OWNER}", PRICED, "l.cost_micro")
 CHOICE = f"{BILLED} AND {CURRENCY} AND {TEAMS} AND {PEOPLE} AND {POOLS} AND {MODELS}"
-MONTH = month_end(OWNER, CHOICE)
+MONTH = month_end(f"{OWNER_TEAM} AS team,", TEAMS_AHEAD)
 FINDING_TEAM = "coalesce(nullif(f.team, ''), '(unattributed)')"
 GIVE_BACK = f"""
     FROM finding f LEFT JOIN workload w ON w.id = f.workload_id
@@ -216,15 +220,15 @@ BOARD = Board(
                     decimals=0,
                 ),
                 other_currencies(HELD),
-                stat(
-                    "This month, and its end at run rate ($currency)",
-                    "Charges so far this month (of the billing zone), and its end at the pace of"
-                    " the last 28 full days, with a band of 80 % as if days were independent. A run"
-                    " rate, not the forecast of pages and mails.",
+                table(
+                    "This month, and its forecast ($currency)",
+                    f"Whole teams, whatever person, pool and model are chosen. {AHEAD_SAID}",
                     MONTH,
                     MONEY,
                     width=12,
+                    height=6,
                     decimals=0,
+                    overrides=(column("team", unit="string"), *AHEAD_WIDTHS),
                 ),
                 stat(
                     "Idle or underused now",

@@ -19,10 +19,13 @@ from gpuledger_agent.simulate import simulate
 from gpuledger_agent.sources.shared_model import asked_lines
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.demo import INFERENCE, PRICES
+from gpuledger_collector.services.budget_status import statuses
 from gpuledger_collector.services.forecasts import store_forecasts
 from gpuledger_collector.services.inference_days import store_inference_days
 from gpuledger_collector.services.scaling_advice import advise_scaling
+from gpuledger_collector.services.spend_forecasts import store_spend_forecasts
 from gpuledger_collector.services.upkeep import roll_up_series
+from gpuledger_collector.storage.billing.spend_forecasts import upsert_budget
 from gpuledger_collector.storage.database import Database
 
 __all__ = ["postgres"]
@@ -142,6 +145,16 @@ def add_what_looks_ahead(dsn, queue):
     command(dsn, "import", "queue", queue)
     roll_up_series(Database(dsn), 0, now_ms)
     store_forecasts(Database(dsn), now_ms)
+    store_spend_forecasts(Database(dsn), now_ms)
+    # Three days are too few for a forecast.
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for status in statuses(connection, now_ms):
+            upsert_budget(connection, status)
+        for table in ("budget_forecast", "owner_forecast"):
+            connection.execute(
+                f"UPDATE {table} SET low_micro = spent_micro * 2, middle_micro = spent_micro * 3,"
+                " high_micro = spent_micro * 4"
+            )
     for hours in (6, 5, 4, 0):
         advise_scaling(Database(dsn), now_ms - hours * hour)
 

@@ -94,7 +94,7 @@ def test_lines_have_their_numbers_in_the_legend():
 
 
 BANDS = {
-    ("finops", "Burn-up of $budget, and its end at run rate ($currency)"),
+    ("finops", "Burn-up of $budget, and its forecast ($currency)"),
     ("demand", "Demand, capacity and baseline"),
     ("demand", "Forecast and actual demand, all models"),
 }
@@ -245,7 +245,7 @@ def test_rows_hold_what_their_title_says():
 
 
 OF_NOW = {
-    "This month, and its end at run rate ($currency)",
+    "This month, and its forecast ($currency)",
     "Idle or underused now",
     "An hour now ($currency)",
 }

@@ -115,8 +115,8 @@ def links(panel):
 
 
 LEADS = {
-    ("finops", "Budgets in money, their ends at run rate"): "gpuledger-finops",
-    ("finops", "Budgets in GPU-hours, their ends at run rate"): "gpuledger-team",
+    ("finops", "Budgets in money, and their forecasts"): "gpuledger-finops",
+    ("finops", "Budgets in GPU-hours, and their forecasts"): "gpuledger-team",
     ("finops", "Waste ($currency)"): "gpuledger-idle",
     ("finops", "Waste share"): "gpuledger-idle",
     ("finops", "Unpriced hours"): "gpuledger-chargeback",
@@ -156,7 +156,7 @@ def test_no_chart_reaches_far_beyond_what_it_draws():
 
 
 LONG = {
-    ("finops", "Budgets in money, their ends at run rate", "thresholds"): 330,
+    ("finops", "Budgets in money, and their forecasts", "thresholds"): 330,
     ("finops", "Anomalies", "why"): 760,
     ("fleet", "Accelerators, worst first", "cause"): 365,
     ("fleet", "Errors that accelerators count", "errors"): 960,

@@ -20,10 +20,6 @@ RECORDS = {
     ("research", "Projects, experiments and people"),
     ("team", "Idle or underused now"),
     ("workload", "GPUs"),
-    *(
-        (board, "This month, and its end at run rate ($currency)")
-        for board in ("finops", "research", "team")
-    ),
 }
 """Numbers of records, of which a new ledger has none."""
 

@@ -35,7 +35,8 @@ from gpuledger_collector.insight.forecast import forecast as compute
 from gpuledger_collector.insight.forecast_history import ForecastRecord
 from gpuledger_collector.insight.pool_outlook import ended_note
 from gpuledger_collector.insight.series import Series
-from gpuledger_collector.services.forecasts import forecast_month, refresh_forecast_records
+from gpuledger_collector.services.forecasts import refresh_forecast_records
+from gpuledger_collector.services.spend_forecasts import forecast_month
 from gpuledger_collector.services.tenant_forecasts import forecast_tenants
 
 MAX_STEPS = 5_000
@@ -384,6 +385,10 @@ def spend(
         # Days are a number there, and amounts are texts.
         print_json([report.texts(owner) | {"days of history": owner.days} for owner in owners])
     else:
-        note = ["without a forecast: fewer than five full days are rated"] if is_partial else []
+        note = (
+            ["without a forecast: fewer than five full days, or nothing of the month, is rated"]
+            if is_partial
+            else []
+        )
         emit_report(form, report, owners, note)
     end_with(is_partial or not owners, exit_code)

@@ -13,12 +13,13 @@ the width grows by days ahead over days known. Fewer than five complete days giv
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
 
 from gpuledger_collector.accounting.money import Money
+from gpuledger_collector.accounting.period import Calendar, Period
 
 MIN_DAYS = 5
 WEEK = 7
@@ -50,6 +51,11 @@ class SpendForecast:
     high: tuple[int, ...]
     likely: tuple[int, ...]
     days_of_history: int
+
+    @property
+    def end(self) -> tuple[int, int, int, int]:
+        """Where the paths end: low, middle, high and likely."""
+        return self.low[-1], self.middle[-1], self.high[-1], self.likely[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,38 @@ class BudgetExhaustion:
     earliest: int | None
     middle: int | None
     latest: int | None
+
+
+def whole_days_of_spend(
+    calendar: Calendar, since_ms: int, known_ms: int, by_day: Mapping[int, int]
+) -> list[int]:
+    """Return the cost of each whole day since `since_ms` up to where the ledger is rated.
+
+    History begins at the first charge, also one of nothing: zeros from before a project began would
+    pull the forecast down, while a team that is charged nothing is known to pay nothing. A later
+    day without a charge cost nothing.
+    """
+    first_ms = max(since_ms, min(by_day, default=known_ms))
+    today_ms = calendar.day_of(known_ms).start_ms
+    if first_ms >= today_ms:
+        return []
+    return [by_day.get(day.start_ms, 0) for day in calendar.days(Period(first_ms, today_ms))]
+
+
+def forecast_period(
+    calendar: Calendar, period: Period, known_ms: int, history: Sequence[int], spent: int
+) -> SpendForecast | None:
+    """Forecast the end of a period from `history`, the whole days before `known_ms`.
+
+    `known_ms`: the ledger is rated up to here; the time after it is still to come. None when the
+    period has ended or the history is too short.
+    """
+    today = calendar.day_of(known_ms)
+    if today.start_ms >= period.end_ms:
+        return None
+    left_of_today = (today.end_ms - known_ms) / today.ms
+    days_after = len(calendar.days(Period(today.start_ms, period.end_ms))) - 1
+    return forecast_spend(history, spent, left_of_today, days_after)
 
 
 def forecast_spend(

@@ -7,28 +7,29 @@ dashboards.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache, partial
 
-from gpuledger_collector.accounting.budget_status import Ahead, OwnerAhead, Status
-from gpuledger_collector.accounting.budgets import MONTH, TOTAL, Budget
+from gpuledger_collector.accounting.budget_status import Ahead, Status
+from gpuledger_collector.accounting.budgets import TOTAL, Budget
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
-from gpuledger_collector.insight.spend import MAX_HISTORY_DAYS, budget_exhaustion, forecast_spend
+from gpuledger_collector.insight.spend import (
+    MAX_HISTORY_DAYS,
+    budget_exhaustion,
+    forecast_period,
+    whole_days_of_spend,
+)
 from gpuledger_collector.services.findings import WHOLE_FLEET, Viewer
-from gpuledger_collector.storage.billing import budgets, statements
+from gpuledger_collector.storage.billing import budgets
 from gpuledger_collector.storage.billing.allocation import allocate
 from gpuledger_collector.storage.billing.budgets import DaySpend
-from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.row_level_security import as_viewer
 from gpuledger_common.largest_remainder import split
 
 BURN_HOURS = (1, 6)
-PAYING_DAYS = 31
-"""Who paid within these days before a month has a forecast of it, too."""
 
 
 class RatedDays:
@@ -81,8 +82,8 @@ def evaluate_shares(connection: Connection, budget: Budget, period: Period, at_m
     if budget.measure != TOTAL:
         return
     rated = RatedDays(connection)
-    known_ms = _known_until(rated, period, at_ms)
-    since_ms = min(period.start_ms, _history_since(rated, budget.calendar, known_ms))
+    known_ms = known_until(rated, period, at_ms)
+    since_ms = min(period.start_ms, history_since(rated, budget.calendar, known_ms))
     parts = [
         part
         for span in (Period(since_ms, period.start_ms), Period(period.start_ms, known_ms))
@@ -113,7 +114,7 @@ def shared_cost(connection: Connection, budget: Budget, span: Period, at_ms: int
     return sum(micro for (currency, _), micro in shared.items() if currency == budget.currency)
 
 
-def _known_until(rated: RatedDays, period: Period, at_ms: int) -> int:
+def known_until(rated: RatedDays, period: Period, at_ms: int) -> int:
     """Up to where the ledger is rated.
 
     Up to now would be wrong: time without a cost yet would look like a pause.
@@ -134,11 +135,11 @@ def standings_of(
     without their pace.
     """
     rated = RatedDays(connection)
-    known = [_known_until(rated, period, at_ms) for _, period in wanted]
+    known = [known_until(rated, period, at_ms) for _, period in wanted]
     since = [
         period.start_ms
         if at_ms >= period.end_ms
-        else _history_since(rated, budget.calendar, known_ms)
+        else history_since(rated, budget.calendar, known_ms)
         for (budget, period), known_ms in zip(wanted, known, strict=True)
     ]
     read = [
@@ -168,7 +169,11 @@ def _standing(
         spend = replace(spend, micro=None, idle_micro=None, shared_micro=None)
     ahead = None
     if at_ms < period.end_ms and spend.micro is not None:
-        by_day = {day.day_ms: round(day.amount) for day in days if day.day_ms >= history.start_ms}
+        by_day = {
+            day.day_ms: round(day.amount)
+            for day in days
+            if day.day_ms >= history.start_ms and day.is_charged
+        }
         if budget.measure == TOTAL:
             by_day = _with_shares(by_day, budgets.shares(connection, budget, history))
         ahead = _forecast(budget, period, known_ms, spend.micro, history.start_ms, by_day)
@@ -190,52 +195,6 @@ def _by_day(budget: Budget, rated: Period, days: Sequence[DaySpend]) -> tuple[in
     return tuple(amounts.get(day.start_ms, 0) for day in budget.calendar.days(rated))
 
 
-def forecast_owners(
-    connection: Connection, level: str, names: Sequence[str], period: Period, at_ms: int
-) -> dict[str, dict[str, Ahead]]:
-    """Where the spending of each owner of a level goes by the end of a month, by currency, as its
-    budget would say.
-    """
-    calendar, rated = zones.calendar(connection), RatedDays(connection)
-    known_ms = _known_until(rated, period, at_ms)
-    since_ms = _history_since(rated, calendar, known_ms)
-    read = Period(min(since_ms, period.start_ms), known_ms)
-    costs = budgets.costs_by_owner(connection, level, names, read) if read.ms else {}
-    forecasts: dict[str, dict[str, Ahead]] = defaultdict(dict)
-    for (name, currency), by_day in costs.items():
-        spent_micro = sum(cost for day_ms, cost in by_day.items() if day_ms >= period.start_ms)
-        # A budget of any amount has the owner's forecast.
-        budget = Budget(0, "", {level: name}, MONTH, None, 1, currency, calendar=calendar)
-        ahead = _forecast(budget, period, known_ms, spent_micro, since_ms, by_day)
-        if ahead is not None:
-            forecasts[name][currency] = ahead
-    return forecasts
-
-
-def forecast_billed_owners(
-    connection: Connection, level: str, at_ms: int, viewer: Viewer
-) -> list[OwnerAhead]:
-    """Where the spending of each owner that a viewer may see ends with this month, the dearest
-    first.
-    """
-    calendar = zones.calendar(connection)
-    month = calendar.month(calendar.month_of(at_ms))
-    lately = Period(calendar.days_before(month.start_ms, PAYING_DAYS), month.end_ms)
-    with as_viewer(connection, viewer.owner):
-        owners = [
-            owner
-            for owner in statements.owners(connection, level, lately)
-            if viewer.sees({level: owner})
-        ]
-        forecasts = forecast_owners(connection, level, owners, month, at_ms)
-    ahead = [
-        OwnerAhead(owner, currency, end)
-        for owner, ends in forecasts.items()
-        for currency, end in ends.items()
-    ]
-    return sorted(ahead, key=lambda item: (-item.ahead.middle_micro, item.currency, item.owner))
-
-
 def _with_shares(by_day: Mapping[int, int], parts: Mapping[Period, int]) -> dict[int, int]:
     """Daily costs with the shares of each part of time spread over its days in proportion to them,
     as an estimate.
@@ -255,7 +214,7 @@ def _with_shares(by_day: Mapping[int, int], parts: Mapping[Period, int]) -> dict
     return spread
 
 
-def _history_since(rated: RatedDays, days: Calendar, known_ms: int) -> int:
+def history_since(rated: RatedDays, days: Calendar, known_ms: int) -> int:
     """The first day that a forecast goes by."""
 
     today_ms = days.day_of(known_ms).start_ms
@@ -275,25 +234,15 @@ def _forecast(
     """
 
     days = budget.calendar
-    today = days.day_of(known_ms)
-    today_ms = today.start_ms
-    if today_ms >= period.end_ms:
-        return None
-    history = [by_day.get(day.start_ms, 0) for day in days.days(Period(since_ms, today_ms))]
-    # Days before the owner's first cost are no history: zeros from before a project began would
-    # pull the forecast down.
-    first = next((at for at, cost in enumerate(history) if cost), len(history))
-    left = (today.end_ms - known_ms) / today.ms
-    after = len(days.days(Period(today_ms, period.end_ms))) - 1
-    forecast = forecast_spend(history[first:], spent_micro, left, after)
+    history = whole_days_of_spend(days, since_ms, known_ms, by_day)
+    forecast = forecast_period(days, period, known_ms, history, spent_micro)
     if forecast is None:
         return None
     out = budget_exhaustion(forecast, budget.amount_micro)
-    named = days.date_of(today_ms)
+    named = days.date_of(known_ms)
     gone = (out.earliest, out.middle, out.latest)
     dates = [None if day is None else days.start_of(named + timedelta(days=day)) for day in gone]
-    ends = (forecast.low[-1], forecast.middle[-1], forecast.high[-1], forecast.likely[-1])
-    return Ahead(*ends, forecast.days_of_history, *dates)
+    return Ahead(*forecast.end, forecast.days_of_history, *dates)
 
 
 def _pace(connection: Connection, status: Status) -> tuple[int, int] | None:

@@ -35,7 +35,7 @@ from gpuledger_collector.services.budget_status import (
     statuses,
 )
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.billing import budgets
+from gpuledger_collector.storage.billing import budgets, spend_forecasts
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings.idle_workloads import idle_of_budget
 from gpuledger_collector.storage.locks import Connection, Lock
@@ -119,6 +119,8 @@ def _watch(begin: Begin, budget: Budget, period: Period, at_ms: int, write: Writ
         budgets.upsert_alerts(
             connection, budget, period, [*evaluation.changed, *escalated], status.spend.micro
         )
+        if at_ms < period.end_ms:
+            spend_forecasts.upsert_budget(connection, status)
         if not notified and not escalated:
             return 0
         status = replace(status, alerts=tuple(after.values()))

@@ -1,5 +1,5 @@
-"""What is to come: the demand of pools, models and owners, how good earlier forecasts of it were,
-and what owners will have spent at the end of the month.
+"""What is to come: the demand of pools, models and owners, and how good earlier forecasts of it
+were.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.insight.forecast import Forecast, forecast
 from gpuledger_collector.insight.forecast_history import (
     HORIZON_HOURS,
@@ -21,19 +21,11 @@ from gpuledger_collector.insight.forecast_history import (
 )
 from gpuledger_collector.insight.pool_outlook import Outlook, PoolOutlook, ended_ms, ended_note
 from gpuledger_collector.insight.series import Series
-from gpuledger_collector.insight.spend import (
-    MAX_HISTORY_DAYS,
-    SHOWN_DAYS,
-    OwnerSpend,
-    forecast_spend,
-)
 from gpuledger_collector.services.free_gpus import read_free_gpus
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.services.scaling_advice import UnknownPool
-from gpuledger_collector.storage.billing import spend
 from gpuledger_collector.storage.capacity import backtests, demand
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 
 DAYS = 56
@@ -225,45 +217,3 @@ def refresh_forecast_records(
     store_forecasts(database, now_ms)
     with database.connect() as connection:
         return forecast_records(connection, group, only)
-
-
-def forecast_month(database: Database, level: str, now_ms: int) -> list[OwnerSpend]:
-    """Rate what a forecast of this month goes by, and return every owner of a level with what the
-    month will have cost, the dearest first.
-
-    Corrections are left out. What is spent counts adjustments, as the owner's budget and chargeback
-    do. A day without a charge cost nothing, from the owner's first charge on.
-    """
-    with database.transaction() as connection:
-        history = _history(zones.calendar(connection), now_ms)
-    refresh(database, history, now_ms)
-    with database.transaction() as connection:
-        calendar = zones.calendar(connection)
-        history = _history(calendar, now_ms)
-        month = calendar.month(calendar.month_of(now_ms))
-        days = Period(min(history.start_ms, month.start_ms), calendar.day_of(now_ms).end_ms)
-        costs = spend.daily_costs(connection, level, days)
-    return _spends(costs, calendar, history, month)
-
-
-def _history(calendar: Calendar, now_ms: int) -> Period:
-    """The days that a forecast of spending goes by, up to now."""
-    return Period(calendar.day_of(now_ms - MAX_HISTORY_DAYS * DAY_MS).start_ms, now_ms)
-
-
-def _spends(
-    costs: spend.DailyCosts, calendar: Calendar, history: Period, month: Period
-) -> list[OwnerSpend]:
-    now_ms = history.end_ms
-    today = calendar.day_of(now_ms)
-    whole = [day.start_ms for day in calendar.days(Period(history.start_ms, today.start_ms))]
-    left = (today.end_ms - now_ms) / (today.end_ms - today.start_ms)
-    after = len(calendar.days(Period(today.start_ms, month.end_ms))) - 1
-    spends = []
-    for (owner, currency), by_day in costs.items():
-        past = [by_day.get(day, 0) for day in whole if day >= min(by_day)]
-        spent = sum(cost for day, cost in by_day.items() if day >= month.start_ms)
-        ahead = forecast_spend(past, spent, left, after)
-        lately = [None if day < min(by_day) else by_day.get(day, 0) for day in whole[-SHOWN_DAYS:]]
-        spends.append(OwnerSpend(owner, currency, spent, len(past), ahead, tuple(lately)))
-    return sorted(spends, key=lambda each: (each.currency, -each.spent_micro, each.owner))

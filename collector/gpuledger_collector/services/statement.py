@@ -37,7 +37,7 @@ from gpuledger_collector.accounting.statement import (
 from gpuledger_collector.export.statement import Statement
 from gpuledger_collector.insight.findings import NamedFinding
 from gpuledger_collector.services.absence import explain_absence
-from gpuledger_collector.services.budget_status import forecast_owners, standings_of
+from gpuledger_collector.services.budget_status import standings_of
 from gpuledger_collector.services.chargeback import (
     Chargeback,
     read_chargeback,
@@ -46,6 +46,7 @@ from gpuledger_collector.services.chargeback import (
 from gpuledger_collector.services.closed_verdict import make_verdict
 from gpuledger_collector.services.fair_share import read_share_use
 from gpuledger_collector.services.model_use import read_model_use
+from gpuledger_collector.services.spend_forecasts import forecast_owners
 from gpuledger_collector.storage import overview
 from gpuledger_collector.storage.billing import budgets, month_proofs, reports, statements
 from gpuledger_collector.storage.findings import findings

@@ -10,9 +10,10 @@ import pytest
 from fakes.assistant import over
 from fakes.facts import DAY, SEPTEMBER_MS
 from gpuledger_collector.services import forecasts
-from gpuledger_collector.services.budget_status import forecast_owners, standings
+from gpuledger_collector.services.budget_status import standings
 from gpuledger_collector.services.findings import WHOLE_FLEET
 from gpuledger_collector.services.forecasts import forecast_pools, pool_demand
+from gpuledger_collector.services.spend_forecasts import forecast_owners
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_common.plurals import plural
 

@@ -163,6 +163,7 @@ NOT_DERIVED = {
             "scaling_decision",
         ),
         *("scaling_outcome", "budget", "budget_share", "budget_alert"),
+        *("budget_forecast", "owner_forecast"),
     },
     "tokens, messages and locks": {
         *(

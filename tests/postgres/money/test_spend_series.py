@@ -15,8 +15,9 @@ from gpuledger_collector.accounting.chargeback import cost_by_payer
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.accounting.spend_series import GROUPINGS
 from gpuledger_collector.services.billing_calendar import calendar_of
-from gpuledger_collector.services.budget_status import forecast_owners, statuses
+from gpuledger_collector.services.budget_status import statuses
 from gpuledger_collector.services.chargeback import read_chargeback
+from gpuledger_collector.services.spend_forecasts import forecast_owners
 from gpuledger_collector.services.spend_series import list_spend, read_flow, read_spend
 from gpuledger_collector.storage.database import Database
 

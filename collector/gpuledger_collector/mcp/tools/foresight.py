@@ -36,9 +36,10 @@ from gpuledger_collector.mcp.answers import (
 from gpuledger_collector.mcp.ledger import Ledger, Page, Refused, Snapshot
 from gpuledger_collector.mcp.tools.fleet import ESTIMATED, CountTotal
 from gpuledger_collector.mcp.tools.parameters import LIMIT, TEXT_LENGTH, Cursor, Limit
-from gpuledger_collector.services.budget_status import forecast_billed_owners, standings
+from gpuledger_collector.services.budget_status import standings
 from gpuledger_collector.services.forecasts import forecast_pools, largest_pools
 from gpuledger_collector.services.scaling_advice import UnknownPool
+from gpuledger_collector.services.spend_forecasts import forecast_billed_owners
 from gpuledger_common.plurals import plural
 
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9

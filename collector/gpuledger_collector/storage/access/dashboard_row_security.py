@@ -20,6 +20,7 @@ from gpuledger_collector.storage.row_level_security import EVERYBODY
 TABLES = (
     "budget",
     "budget_alert",
+    "budget_forecast",
     "budget_share",
     "charge",
     "correction",
@@ -27,6 +28,7 @@ TABLES = (
     "ledger_day",
     "ledger_month",
     "owner",
+    "owner_forecast",
 )
 """What a role of one owner may read."""
 _COLUMNS = {"user": "user_name"}
@@ -42,9 +44,9 @@ def condition(table: str, owner: Mapping[str, str]) -> sql.Composed:
     named = sql.SQL("owner @> {}::jsonb").format(sql.Literal(json.dumps(dict(owner))))
     if table == "owner":
         return path
-    if table == "budget":
+    if table in {"budget", "owner_forecast"}:
         return named
-    if table in {"budget_alert", "budget_share"}:
+    if table in {"budget_alert", "budget_forecast", "budget_share"}:
         return sql.SQL("budget_id IN (SELECT id FROM budget WHERE {})").format(named)
     if table == "finding":
         return sql.SQL("(jsonb_build_object('team', team) || owner) @> {}::jsonb").format(

@@ -67,7 +67,7 @@ WITH b AS (
     GROUP BY 1, 2, 3, 4
 )
 SELECT b.id, l.day_ms, coalesce(sum(l.micro) FILTER (WHERE {{counts}}), 0) AS amount,
-    sum(l.idle) FILTER (WHERE {{counts}}) AS idle,
+    sum(l.idle) FILTER (WHERE {{counts}}) AS idle, bool_or({{counts}}) AS is_charged,
     coalesce(sum(l.gpu_ns) FILTER (WHERE {{counts}}), 0) AS gpu_ns,
     coalesce(sum(l.gpu_ns) FILTER (WHERE l.currency IS NULL), 0) AS unpriced_ns,
     coalesce(sum(l.gpu_ns) FILTER (WHERE l.currency <> b.currency), 0) AS other_ns
@@ -275,12 +275,14 @@ class DaySpend:
     """What counts against a budget on a day, its held idle part, and GPU-time: counted, unpriced,
     in other currencies.
 
-    Shares of common costs are left out. None: unknown.
+    Shares of common costs are left out. None: unknown. `is_charged`: something counts, if only a
+    charge of nothing.
     """
 
     day_ms: int
     amount: Decimal
     idle: Decimal | None
+    is_charged: bool
     gpu_ns: Decimal
     unpriced_ns: Decimal
     other_ns: Decimal
@@ -361,23 +363,28 @@ def upsert_shares(connection: Connection, budget: Budget, parts: Mapping[Period,
 
 
 def costs_by_owner(
-    connection: Connection, level: str, names: Sequence[str], period: Period
-) -> dict[tuple[str, str], dict[int, int]]:
-    """Return the daily costs of owners of a level (empty: none is known) by owner and currency, in
-    one reading.
+    connection: Connection,
+    levels: Sequence[str],
+    period: Period,
+    names: Sequence[str] | None = None,
+) -> dict[tuple[tuple[str, ...], str], dict[int, int]]:
+    """Return the daily costs of owners (their values at `levels`) by owner and currency, in one
+    reading; without a level, those of the fleet with what no owner pays.
+
+    An empty value: none is known. `names` narrows the first level. Corrections are left out.
     """
-    column = _OWNER_COLUMNS[level]
-    rows = select(
-        connection,
-        f"SELECT {column} AS name, l.currency, l.day_ms, sum(l.cost_micro) AS micro FROM"
-        f" ledger_day l JOIN owner o"
-        " ON o.id = l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s AND l.currency IS NOT NULL"
-        f" AND {column} = ANY(%s) GROUP BY 1, 2, 3",
-        (period.start_ms, period.end_ms, list(names)),
+    columns = [_OWNER_COLUMNS[level] for level in levels]
+    join = "JOIN owner o ON o.id = l.owner_id" if levels else ""
+    own = "" if names is None else f" AND {columns[0]} = ANY(%(names)s)"
+    keys = ", ".join([*columns, "l.currency", "l.day_ms"])
+    rows = connection.execute(
+        f"SELECT {keys}, sum(l.cost_micro) FROM ledger_day l {join} WHERE l.day_ms >= %(start)s"
+        f" AND l.day_ms < %(end)s AND l.currency IS NOT NULL{own} GROUP BY {keys}",
+        {"start": period.start_ms, "end": period.end_ms, "names": list(names or ())},
     )
-    costs: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
-    for row in rows:
-        costs[row.name, row.currency][row.day_ms] = int(row.micro or 0)
+    costs: dict[tuple[tuple[str, ...], str], dict[int, int]] = defaultdict(dict)
+    for *owner, currency, day_ms, micro in rows:
+        costs[tuple(owner), currency][day_ms] = int(micro or 0)
     return costs
 
 

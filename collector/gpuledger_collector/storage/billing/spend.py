@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,10 +11,8 @@ from gpuledger_collector.accounting.spend_series import SpendCell
 from gpuledger_collector.storage.billing.reports import AMENDS, LEVEL_COLUMNS
 from gpuledger_collector.storage.cancellation import admit_lines, line_limit
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select, select_as
+from gpuledger_collector.storage.rows import select_as
 
-DailyCosts = Mapping[tuple[str, str], Mapping[int, int]]
-"""Micro-units by the start of the day, by owner ("": nobody) and currency."""
 _KEYS = {
     **{level: f"coalesce({column}, '')" for level, column in LEVEL_COLUMNS.items()},
     "pool": "coalesce(l.pool, '')",
@@ -169,19 +166,3 @@ def _read_cells(
     )
     admit_lines(len(cells))
     return cells
-
-
-def daily_costs(connection: Connection, level: str, period: Period) -> DailyCosts:
-    """What every owner of a level pays for each day of a period, without corrections."""
-    costs: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
-    rows = select(
-        connection,
-        f"SELECT coalesce({LEVEL_COLUMNS[level]}, '') AS owner, l.currency, l.day_ms,"
-        " sum(l.cost_micro)::bigint AS cost FROM ledger_day l LEFT JOIN owner o ON o.id ="
-        " l.owner_id WHERE l.day_ms >= %s AND l.day_ms < %s AND l.state = ANY(%s) AND"
-        " l.currency IS NOT NULL GROUP BY 1, 2, 3",
-        (period.start_ms, period.end_ms, sorted(PAID_BY_OWNERS)),
-    )
-    for row in rows:
-        costs[row.owner, row.currency][row.day_ms] = row.cost
-    return costs

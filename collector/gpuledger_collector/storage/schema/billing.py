@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 
 from gpuledger_collector.accounting.personal_data import Person
@@ -386,6 +388,39 @@ table(
     foreign("budget_id", "budget.id", primary_key=True),
     key("start_ms", BIG, "of a month, or of the budget's part of it"),
     *required_columns(BIG, "end_ms", "shared_micro"),
+)
+
+
+def _forecast_columns() -> list[sa.Column[Any]]:
+    """What a stored forecast of spending says, in micro-units."""
+    return [
+        *required_columns(BIG, "period_end_ms"),
+        column("known_ms", BIG, "the ledger was rated up to here"),
+        *required_columns(BIG, "made_ms"),
+        column("spent_micro", BIG, "of the period, up to known_ms"),
+        column("low_micro", BIG, "at the end of the period; null: no forecast", nullable=True),
+        *optional(BIG, "middle_micro", "high_micro"),
+        column("days_of_history", sa.Integer, "null: no forecast", nullable=True),
+    ]
+
+
+table(
+    "budget_forecast",
+    "Where budgets stand and where their periods end, as said last on each day.",
+    foreign("budget_id", "budget.id", primary_key=True),
+    *keys(BIG, "period_start_ms"),
+    key("day_ms", BIG, "the day up to which the ledger was rated"),
+    *_forecast_columns(),
+)
+
+table(
+    "owner_forecast",
+    "Where the spending of owners ends with a month, as said last on each day.",
+    key("owner", JSONB, "level -> value; {} is the fleet, with what no owner pays"),
+    *keys(TEXT, "currency"),
+    *keys(BIG, "period_start_ms"),
+    key("day_ms", BIG, "the day up to which the ledger was rated"),
+    *_forecast_columns(),
 )
 
 table(

@@ -75,3 +75,5 @@ def expire_records(connection: Connection, now_ms: int) -> None:
         "DELETE FROM ingest_conflict WHERE received_at < to_timestamp(%(before)s / 1000.0)", before
     )
     connection.execute("DELETE FROM backtest WHERE origin_ms < %(before)s", before)
+    for table in ("budget_forecast", "owner_forecast"):
+        connection.execute(f"DELETE FROM {table} WHERE made_ms < %(before)s", before)
