@@ -6,7 +6,7 @@ Revision ID: 0036
 from alembic import op
 
 revision = "0036"
-down_revision = "0031"
+down_revision = "0034"
 branch_labels = None
 depends_on = None
 phase = "pre"

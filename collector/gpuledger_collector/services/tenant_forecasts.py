@@ -9,7 +9,8 @@ from gpuledger_collector.insight.spend import (
     MAX_HISTORY_DAYS,
     SHOWN_DAYS,
     OwnerSpend,
-    forecast_spend,
+    forecast_period,
+    whole_days_of_spend,
 )
 from gpuledger_collector.services.inference_costs import read_days
 from gpuledger_collector.services.refresh import refresh
@@ -37,15 +38,15 @@ def forecast_tenants(database: Database, now_ms: int) -> list[OwnerSpend]:
             if line.claimant.is_tenant and line.currency:
                 cost = line.used_micro + line.idle_micro
                 costs[line.claimant.tenant, line.currency][line.day_ms] += cost
-    whole = [day.start_ms for day in calendar.days(Period(history.start_ms, today.start_ms))]
-    left_of_today = (today.end_ms - now_ms) / today.ms
-    days_after = len(calendar.days(Period(today.start_ms, month.end_ms))) - 1
+    shown = calendar.days(Period(history.start_ms, today.start_ms))[-SHOWN_DAYS:]
     spends = []
     for (tenant, currency), by_day in costs.items():
         first_ms = min(by_day)
-        past = [by_day.get(day, 0) for day in whole if day >= first_ms]
+        past = whole_days_of_spend(calendar, history.start_ms, now_ms, by_day)
         spent = sum(cost for day, cost in by_day.items() if day >= month.start_ms)
-        lately = [None if day < first_ms else by_day.get(day, 0) for day in whole[-SHOWN_DAYS:]]
-        ahead = forecast_spend(past, spent, left_of_today, days_after)
-        spends.append(OwnerSpend(tenant, currency, spent, len(past), ahead, tuple(lately)))
+        lately = tuple(
+            None if day.start_ms < first_ms else by_day.get(day.start_ms, 0) for day in shown
+        )
+        ahead = forecast_period(calendar, month, now_ms, past, spent)
+        spends.append(OwnerSpend(tenant, currency, spent, len(past), ahead, lately))
     return sorted(spends, key=lambda each: (each.currency, -each.spent_micro, each.owner))
