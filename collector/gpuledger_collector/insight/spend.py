@@ -5,9 +5,11 @@ mean of its own weekday over the last (at most four) weeks, times the square roo
 the last week to them.
 
 The band comes from how wrong the same rule was on this history: it is replayed from every past day,
-and the absolute log ratios of what came to what was expected give its half width (split conformal
-with the finite-sample rank, Lei et al. 2018). Errors of overlapping periods are not independent, so
-the width grows by days ahead over days known. Fewer than five complete days give no estimate.
+and the absolute log ratios of what came to what was expected over as many days give its half width
+(split conformal with the finite-sample rank, Lei et al. 2018). Where the errors of one day resemble
+those of the next, the level drifts, and a short history shows too little of it: the width grows by
+that resemblance, and by days ahead over days known. Fewer than five complete days give no estimate.
+`./dev bench forecast --bands` measures how often bands hold.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from statistics import fmean
 
 from gpuledger_collector.accounting.money import Money
@@ -33,9 +35,11 @@ BAND = 0.8
 LIKELY = 0.6
 """Actual spend exceeds the lower end of a band of this probability four times in five."""
 MAX_LOG_RATIO, MAX_WIDENING = 3.0, 5.0
-"""Ratios are capped at twenty (e^3), horizons at four times the history."""
-FEW_RATIOS = 9
-"""With fewer past errors the band is the largest of them plus a quarter, and at least a tenth."""
+"""Ratios are capped at twenty (e^3), and a band at five times its width without drift."""
+FEW_RATIOS = 3
+"""With fewer past errors the band is the largest of them, and at least a tenth."""
+DRIFT_WIDENING = 1.5
+"""Times the lag-one autocorrelation of the errors of single days, and days ahead over days known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +145,11 @@ def forecast_spend(
     # Today counts in part only: what is spent of it already is in `spent`.
     today, *later = expected_days(past, days_after + 1)
     ahead = list(accumulate([today * left_of_today, *later]))
+    by_horizon = past_ratios(past, days_after + 1)
+    widening = DRIFT_WIDENING * autocorrelation(by_horizon[0]) / len(past)
     widths = [
-        half_widths(ratios, len(past), day + 1)
-        for day, ratios in enumerate(past_ratios(past, days_after + 1))
+        half_widths(ratios, min(1 + widening * (day + 1), MAX_WIDENING))
+        for day, ratios in enumerate(by_horizon)
     ]
 
     def path(factors: Iterable[float]) -> tuple[int, ...]:
@@ -179,8 +185,9 @@ def past_ratios(past: Sequence[float], days: int) -> list[list[float]]:
     """Return, for each number of days ahead, the ratios of actual to expected cost from every past
     day.
 
-    Where the history is too short for that many days ahead, the ratios of the longest possible
-    horizon are repeated.
+    Days before which the weekdays were not known yet are left out where later ones suffice: another
+    rule was wrong there. Where the history is too short for that many days ahead, the ratios of the
+    longest possible horizon are repeated.
     """
     by_horizon: list[list[float]] = []
     expected = {
@@ -189,30 +196,41 @@ def past_ratios(past: Sequence[float], days: int) -> list[list[float]]:
     }
     came = {origin: list(accumulate(past[origin : origin + days])) for origin in expected}
     for ahead in range(days):
-        ratios = [
-            came[origin][ahead] / expected[origin][ahead]
+        by_origin = {
+            origin: came[origin][ahead] / expected[origin][ahead]
             for origin in expected
             if len(came[origin]) > ahead and expected[origin][ahead] > 0
-        ]
+        }
+        ratios = list(by_origin.values())
+        if len(past) >= WEEKDAY_HISTORY + WEEK:
+            later = [ratio for origin, ratio in by_origin.items() if origin >= WEEKDAY_HISTORY]
+            ratios = later if len(later) >= 2 else ratios
         by_horizon.append(by_horizon[-1] if len(ratios) < 2 and by_horizon else ratios)
     return by_horizon
 
 
-def half_widths(ratios: Sequence[float], known: int, ahead: int) -> tuple[float, float]:
+def autocorrelation(ratios: Sequence[float]) -> float:
+    """Return how much the log ratio of a day resembles that of the day before: 0 to 1."""
+    errors = [math.log(ratio) if ratio > 0 else 0.0 for ratio in ratios]
+    power = sum(error * error for error in errors)
+    products = sum(error * after for error, after in pairwise(errors))
+    return max(0.0, products / power) if power > 0 else 0.0
+
+
+def half_widths(ratios: Sequence[float], widening: float) -> tuple[float, float]:
     """Return half widths, as logarithms, of the shown band and of the one whose lower end is likely
     exceeded.
     """
     # Logarithms: twice as much and half as much are equally wrong.
     off = sorted(abs(math.log(ratio)) for ratio in ratios if ratio > 0)
-    wider = min(1 + ahead / known, MAX_WIDENING)
     if len(off) < FEW_RATIOS:
-        widest = min(max([0.1, *off]) * 1.25, MAX_LOG_RATIO)
-        return widest * wider, widest * wider * LIKELY / BAND
+        widest = min(max([0.1, *off]), MAX_LOG_RATIO) * widening
+        return widest, widest * LIKELY / BAND
     # The finite-sample rank of split conformal prediction: one more than the errors, rounded up.
     band, likely = (
         off[min(math.ceil((len(off) + 1) * level), len(off)) - 1] for level in (BAND, LIKELY)
     )
-    return min(band, MAX_LOG_RATIO) * wider, min(likely, MAX_LOG_RATIO) * wider
+    return min(band, MAX_LOG_RATIO) * widening, min(likely, MAX_LOG_RATIO) * widening
 
 
 def budget_exhaustion(forecast: SpendForecast, amount: int) -> BudgetExhaustion:
