@@ -18,7 +18,7 @@ from fakes.fleet import DAY, HOUR, Held
 from fakes.pages import Page
 from gpuledger_collector.accounting.period import format_instant, parse_instant
 from gpuledger_collector.accounting.state_words import word_of_unpaid
-from gpuledger_collector.api import fleet_pages, pages
+from gpuledger_collector.api import fleet_pages, pages, spend_page
 from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
 from gpuledger_collector.api.fleet_map_page import fleet_page
 from gpuledger_collector.api.page_routes import HourlyCache, View
@@ -128,6 +128,8 @@ def test_it_says_who_wastes_most(rated, run, overview):
     assert f"Billed to owners {billed_cost:,.2f} USD of which held idle {idle:,.2f} USD" in (
         page.text
     ), "what owners pay, and not a part of what nobody pays"
+    assert "Owners paid most on" in page.text
+    assert "Held idle includes warm replicas" in page.text, "no finding names what it calls waste"
 
 
 def test_the_parts_of_what_nobody_pays_add_up_to_it(rated, run, reads):
@@ -143,6 +145,11 @@ def test_the_parts_of_what_nobody_pays_add_up_to_it(rated, run, reads):
     tile = re.search(r"Nobody pays (-[\d.]+) USD corrections of 2025-10 (-[\d.]+) ", text)
     assert tile is not None, text
     assert tile[1] == tile[2]
+    spent = spend_page.spend_page(
+        reads, View.narrow(ANYBODY, {}), spend_page.AskedRange("", "", None), "team"
+    )
+    said = "without corrections of closed months, which move it from one payer to another"
+    assert said in spent.body.decode(), "a column of nobody without them is another number"
     assert (
         "of which held idle 1.05 USD not known corrections of 2025-10: 1.05 of it Nobody" in text
     ), text

@@ -327,16 +327,17 @@ def _current_facts(found: Overview, now_ms: int, *, is_open: bool) -> dict[str, 
 
     `is_open`: whether any agent may report, without a token.
     """
-    ongoing = found.idle.ongoing.to_act_on_first(found.idle_remedies)
-    held, heard = ongoing.held, found.first_heard if is_open else ()
+    ongoing = found.idle.ongoing
+    acted_on = ongoing.to_act_on(found.idle_remedies)
+    heard = found.first_heard if is_open else ()
     return {
         "idle": [
             forms.finding_facts(item, found.idle_remedies.get(item.key, NO_REMEDY))
-            for item in held.items[:SHOWN]
+            for item in acted_on.items[:SHOWN]
         ],
         "free": [free_facts(group, "model") for group in ongoing.free_by("model")[:SHOWN]],
         "idle_count": count_gpus(ongoing.items) if ongoing.items or found.is_idle_known else None,
-        "idle_left_out": len(held.items) - SHOWN,
+        "idle_left_out": len(ongoing.held.items) - len(acted_on.items[:SHOWN]),
         "idle_per_day": ongoing.per_day,
         "anomalies": [forms.finding_facts(item) for item in found.anomalies.items[:SHOWN]],
         "anomaly_days": ANOMALY_DAYS,
@@ -414,6 +415,8 @@ def _spend_charts(found: SpendOverTime, view: View) -> dict[str, Any]:
         each.currency: {
             "bars": spend.bars(found, each, links.of_part),
             "legend": spend.legend(found, each),
+            "dearest": spend.dearest_step(found, each, links.of_part),
+            "step": found.step,
         }
         for each in found.currencies
     }

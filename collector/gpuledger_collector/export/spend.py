@@ -238,20 +238,32 @@ def step_facts(
                 "largest": None,
             },
         )
-    dearest = max(shown, key=lambda at: spend.steps[at].billed.micro, default=None)
-    if dearest is not None and spend.steps[dearest].billed.micro <= 0:
-        dearest = None
+    has_corrections = any(step.corrections.minor for step in spend.steps)
     return {
         "rows": rows,
-        "dearest": None if dearest is None else _step_row(found, spend, dearest, link),
+        "dearest": dearest_step(found, spend, link),
         "total": _add_steps(spend.steps, spend.currency),
         "has_nobody": any(step.nobody.minor for step in spend.steps),
-        "has_corrections": any(step.corrections.minor for step in spend.steps),
+        "has_corrections": has_corrections,
+        # They take from one and give to another, so that a column of their sums says nothing.
+        "has_moved": not has_corrections
+        and any(row.kind == CORRECTION and row.cost.minor for row in spend.rows),
         "unknown": sum(
             not known and bucket.start_ms < (found.rated_ms or 0)
             for known, bucket in zip(found.is_known, found.buckets, strict=True)
         ),
     }
+
+
+def dearest_step(
+    found: SpendOverTime, spend: CurrencySpend, link: LinkOf
+) -> Mapping[str, Any] | None:
+    """The bucket that cost owners most, of equals the first; None: they paid nothing."""
+    steps = spend.steps
+    at = max(range(len(steps)), key=lambda step: steps[step].billed.micro, default=None)
+    if at is None or steps[at].billed.micro <= 0:
+        return None
+    return _step_row(found, spend, at, link)
 
 
 def _step_row(

@@ -145,6 +145,12 @@ class FindingList:
         """Those that have not ended."""
         return self.only(lambda item: item.is_ongoing)
 
+    def to_act_on(self, remedies: IdleRemedies) -> FindingList:
+        """What somebody should act on now, each by what a further day of it costs: held by who
+        should not hold it, or broken; not what its job is to keep.
+        """
+        return self.only(lambda item: _is_to_act_on(item, remedies)).to_act_on_first(remedies)
+
     def to_act_on_first(self, remedies: IdleRemedies) -> FindingList:
         """What somebody should act on now before the rest, each by what a further day of it costs;
         what has ended stays in its order.
