@@ -113,9 +113,9 @@ BOARD = Board(
                     COUNT,
                 ),
                 stat(
-                    "Unhealthy",
+                    "Degraded or failed",
                     "Degraded or failed accelerators.",
-                    promql(UNHEALTHY, "not healthy"),
+                    promql(UNHEALTHY, "degraded or failed"),
                     COUNT,
                     steps=((None, GREEN), (1, VERMILION)),
                 ),
@@ -191,7 +191,7 @@ BOARD = Board(
                     " without an allocation; and Xid and uncorrected ECC errors in an hour, for"
                     " cards that had any.",
                     (
-                        promql(UNHEALTHY, "not healthy"),
+                        promql(UNHEALTHY, "degraded or failed"),
                         promql(
                             f"sum(gpu_allocated_without_process{GPU})",
                             "allocated without a process",

@@ -52,10 +52,10 @@ def samples(query, expected):
 @pytest.mark.parametrize(
     ("title", "health", "number"),
     [
-        ("Unhealthy", [], None),
-        ("Unhealthy", [3, 3], None),
-        ("Unhealthy", [0, 3], 0),
-        ("Unhealthy", [0, 1, 2, 3], 2),
+        ("Degraded or failed", [], None),
+        ("Degraded or failed", [3, 3], None),
+        ("Degraded or failed", [0, 3], 0),
+        ("Degraded or failed", [0, 1, 2, 3], 2),
         ("Held", [], None),
         ("Held", [0, 0], 0),
     ],

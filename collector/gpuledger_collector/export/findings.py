@@ -251,7 +251,7 @@ def free_facts(group: FreeGroup, by: str) -> dict[str, Any]:
 def count_free(group: FreeGroup) -> str:
     """How many GPUs are free: those that somebody could use, and the rest apart."""
     usable, rest = count_gpus(group.usable), group.out_of_order
-    return f"{usable}, and {count_gpus(rest)} out of order" if rest else usable
+    return f"{usable}, and {count_gpus(rest)} degraded or failed" if rest else usable
 
 
 def count_gpus(findings: Sequence[NamedFinding]) -> str:

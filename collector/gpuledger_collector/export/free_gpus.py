@@ -62,7 +62,7 @@ FREE_MODELS = Report[FreeModel](
             "other_now",
             lambda item: item.other,
             Kind.COUNT,
-            about="Out of use, or unobserved.",
+            about="Degraded, failed or unobserved.",
         ),
         Column(
             "least_free",

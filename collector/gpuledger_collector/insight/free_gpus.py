@@ -155,7 +155,7 @@ class FreeModel:
 
     @property
     def other(self) -> int:
-        """GPUs that are neither held nor free now: out of use, or not observed."""
+        """GPUs that are neither held nor free now: degraded, failed or not observed."""
         return self.now.gpus - self.now.held - self.now.free
 
     @property

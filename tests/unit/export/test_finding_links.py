@@ -64,8 +64,8 @@ def test_free_ones_that_are_broken_are_counted_apart():
     broken = replace(FREE, key="idle:3", subject="GPU-0003", health="degraded")
     counts = {
         "1 GPU": [FREE],
-        "1 GPU, 1 MIG slice, and 1 GPU out of order": [FREE, half, broken],
-        "0 GPUs, and 1 GPU out of order": [broken],
+        "1 GPU, 1 MIG slice, and 1 GPU degraded or failed": [FREE, half, broken],
+        "0 GPUs, and 1 GPU degraded or failed": [broken],
         "2 GPUs": [FREE, replace(broken, resolved_ms=1)],
     }
     for text, items in counts.items():
@@ -105,6 +105,8 @@ def test_what_to_act_on_stands_before_what_is_kept():
     ordered = FindingList(items, None).to_act_on_first(remedies)
     keys = ["dear", "cheap", "kept", "busy", "free", "ended", "ended before"]
     assert [item.key for item in ordered.items] == keys
+    acted_on = FindingList(items, None).to_act_on(remedies)
+    assert [item.key for item in acted_on.items] == ["dear", "cheap"], "on the overview, alone"
 
 
 def test_a_gpu_that_was_free_twice_is_one_gpu():
