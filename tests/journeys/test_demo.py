@@ -114,6 +114,14 @@ def test_it_ends_well_with_a_summary(demo):
         assert words in log, words
 
 
+def test_the_month_is_proven_after_all_that_was_done_to_it(demo):
+    """So that its pages need not say for a quarter of an hour that nobody has asked."""
+    _, folder = demo
+    log = (folder / "logs" / "demo.log").read_text()
+    *_, last = (line for line in log.splitlines() if line.startswith("$ "))
+    assert "gpuledger reconcile --period " in last, last
+
+
 def test_a_line_of_its_log_or_its_end_can_be_run_as_it_stands(demo):
     """Copied into another terminal, each asks the demo's ledger."""
     answer, folder = demo

@@ -423,6 +423,8 @@ def report(stage: Stage, month: Month) -> Highlights:
             ]
         )
     )
+    # What came after the first proof, so that no page waits for the collector's own.
+    stage.run("gpuledger", "reconcile", "--period", f"{month.until:%Y-%m}")
     stage.say(f"done; the files are in {stage.folder}")
     return Highlights(
         proof=printed[proof],
