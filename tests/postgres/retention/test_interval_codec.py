@@ -1,0 +1,94 @@
+"""Packed usage intervals: what comes out is what went in, and equal minutes cost nothing."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from fakes.interval_rows import DAY, records, rows
+from gpuledger_collector.storage.telemetry.interval_codec import (
+    ABSENT,
+    MAX_ENERGY_MJ,
+    in_order,
+    pack,
+    seal,
+    unpack,
+)
+
+MINUTE = {
+    "workload_id": 12,
+    "state": 0,
+    "held_ms": 60_000,
+    "busy_ms": 60_000,
+    "idle_ms": 0,
+    "unknown_ms": 0,
+    "energy_mj": 25_000_000,
+    "node_id": 3,
+    "record": 5,
+    "accelerator_attributes_id": 2,
+    "workload_attributes_id": ABSENT,
+    "epoch_high": 77,
+    "epoch_low": -1,
+}
+
+
+def minutes(count, **others):
+    return records(
+        [
+            MINUTE
+            | {
+                "start_ms": DAY + place * 60_000,
+                "end_ms": DAY + (place + 1) * 60_000,
+                "seq": 900 + place,
+            }
+            | others
+            for place in range(count)
+        ]
+    )
+
+
+@given(rows())
+def test_unpacked_rows_are_the_packed_ones(intervals):
+    """Every field of every row, also those that come twice, and the seal is of them."""
+    packed = pack(intervals, DAY)
+    back = unpack(packed, DAY)
+    assert back.tobytes() == in_order(intervals).tobytes()
+    assert packed.sha256 == seal(back) == seal(intervals[::-1])
+
+
+@given(rows())
+def test_the_order_of_rows_changes_nothing(intervals):
+    """The same rows in another order are the same bytes."""
+    packed, other = pack(intervals, DAY), pack(intervals[::-1], DAY)
+    assert (other.columns, other.least) == (packed.columns, packed.least)
+    assert other.contexts.tobytes() == packed.contexts.tobytes()
+
+
+def test_adjoining_equal_minutes_take_no_bytes():
+    """A day of them is one context and columns without a plane, but for the constant record."""
+    packed = pack(minutes(1_440), DAY)
+    assert len(packed.contexts) == 1
+    assert {name for name, column in packed.columns.items() if column} <= {"energy", "record"}
+    assert {column for name, column in packed.columns.items() if name == "record"} == {
+        b"\x05" * 1_440
+    }
+
+
+def test_the_seal_covers_every_field():
+    """Any other number of any row is another seal."""
+    intervals = minutes(3)
+    seals = {seal(intervals)}
+    for name in intervals.dtype.names:
+        changed = intervals.copy()
+        changed[name][1] += 1
+        seals.add(seal(changed))
+    assert len(seals) == 1 + len(intervals.dtype.names)
+
+
+def test_what_the_format_does_not_hold_is_refused():
+    """Energy beyond its bound by far, rather than other numbers."""
+    intervals = minutes(2)
+    intervals["energy_mj"] = [0, 2**60]
+    assert MAX_ENERGY_MJ < 2**60
+    with pytest.raises(ValueError, match="planes"):
+        pack(intervals, DAY)
+    assert np.array_equal(unpack(pack(minutes(2), DAY), DAY), minutes(2))
