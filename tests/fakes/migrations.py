@@ -33,6 +33,7 @@ BIG = {
     "token_reading",
     "token_request",
     "usage_interval",
+    "usage_interval_day",
     "usage_hour",
     "workload",
 }

@@ -23,6 +23,7 @@ DISTRIBUTED = (
     "gpu_state_hour",
     "gpu_latest",
     "sample_archive",
+    "usage_interval_day",
 )
 """In this order: the first one sets the number of shards, the others are colocated with it."""
 REFERENCE = (

@@ -96,6 +96,7 @@ NOT_DERIVED = {
             "workload",
             "workload_attributes",
             "usage_interval",
+            "usage_interval_day",
         ),
         *(
             "imported_usage",

@@ -25,19 +25,22 @@ from gpuledger_collector.storage.billing import adjustments, periods
 from gpuledger_collector.storage.ledger import rules, workloads
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select_dicts
-from gpuledger_collector.storage.telemetry import minutes
+from gpuledger_collector.storage.telemetry import minutes, usage_evidence
 
 MOST = 2_000
 """Rows of one kind that stand in full."""
-_USAGE_INTERVALS = """
+_USAGE_INTERVALS = f"""
+    WITH s AS MATERIALIZED (
+        SELECT * FROM {usage_evidence.intervals("%(start)s - 86400000", "%(end)s")} AS evidence
+        WHERE accelerator_id = ANY(%(accelerators)s) AND workload_id = ANY(%(workloads)s)
+            AND end_ms > %(start)s
+    )
     SELECT a.uuid AS accelerator, w.key AS workload, s.state, s.start_ms, s.end_ms, s.held_ms, s.busy_ms, s.idle_ms,
         s.unknown_ms, s.energy_mj, n.name AS node, s.epoch::text AS epoch, s.seq, s.record,
         encode(b.sha256, 'hex') AS batch_sha256, b.received_at::text AS received_at
-    FROM usage_interval s JOIN accelerator a ON a.id = s.accelerator_id JOIN node n ON n.id = s.node_id
+    FROM s JOIN accelerator a ON a.id = s.accelerator_id JOIN node n ON n.id = s.node_id
     LEFT JOIN workload w ON w.id = s.workload_id
     LEFT JOIN ingest_batch b ON b.node_id = s.node_id AND b.epoch = s.epoch AND b.seq = s.seq
-    WHERE s.accelerator_id = ANY(%(accelerators)s) AND s.workload_id = ANY(%(workloads)s)
-        AND s.start_ms < %(end)s AND s.end_ms > %(start)s AND s.start_ms >= %(start)s - 86400000
     ORDER BY s.start_ms, a.uuid, w.key, n.name, s.epoch, s.seq, s.record
 """
 _HOURS = """

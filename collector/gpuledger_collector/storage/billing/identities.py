@@ -10,6 +10,7 @@ from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select, select_value, select_values
+from gpuledger_collector.storage.telemetry import usage_evidence
 
 MOST = 50
 """Hours of each side that are named."""
@@ -68,6 +69,18 @@ def expired_days(connection: Connection, days: Sequence[Period]) -> set[int]:
 
 _HOUR = "accelerator_id, hour_ms, state, workload_id"
 _HOUR_AMOUNTS = "held_ms, busy_ms, idle_ms, unknown_ms, energy_mj, workload_attributes_id"
+# An agent's interval has a day at most, so that few partitions are looked at.
+_EVIDENT = f"""
+SELECT DISTINCT accelerator_id, hour_ms - hour_ms %% 3600000 FROM hour_before
+UNION
+SELECT DISTINCT accelerator_id, hour_ms FROM (
+    SELECT accelerator_id, generate_series(
+        greatest(start_ms - start_ms %% 3600000, %(start)s - %(start)s %% 3600000),
+        least(end_ms, %(end)s) - 1, 3600000) AS hour_ms
+    FROM {usage_evidence.intervals("%(start)s - 86400000", "%(end)s")} AS interval
+    WHERE end_ms > %(start)s
+) AS evident ORDER BY 2, 1
+"""
 _OF_DAY = "hour_ms >= %(start)s AND hour_ms < %(end)s"
 
 
@@ -84,16 +97,7 @@ def copy_hours(connection: Connection, day: Period) -> None:
 
 def evident_hours(connection: Connection, day: Period) -> list[tuple[int, int]]:
     """List the accelerators and hours of a day that have evidence or are stored."""
-    return connection.execute(
-        "SELECT DISTINCT accelerator_id, hour_ms - hour_ms %% 3600000 FROM hour_before UNION SELECT"
-        " DISTINCT accelerator_id, hour_ms FROM usage_interval, generate_series(greatest(start_ms -"
-        " start_ms %% 3600000, %(start)s - %(start)s %% 3600000), least(end_ms, %(end)s) - 1,"
-        " 3600000) AS hour_ms "
-        # An agent's interval has a day at most, so that few partitions are looked at.
-        "WHERE start_ms >= %(start)s - 86400000 AND start_ms < %(end)s AND end_ms > %(start)s ORDER"
-        " BY 2, 1",
-        _bounds(day),
-    ).fetchall()
+    return connection.execute(_EVIDENT.encode(), _bounds(day)).fetchall()
 
 
 def unlike_hours(

@@ -32,6 +32,7 @@ from gpuledger_collector.storage.capacity.queues import summed_by
 from gpuledger_collector.storage.ledger import rules, workloads
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select, select_value, select_values
+from gpuledger_collector.storage.telemetry import usage_evidence
 
 GROUPS = ("pool", "model", *LEVELS)
 """What demand can be summed by."""
@@ -51,18 +52,20 @@ _PLACEMENTS = """SELECT c.accelerator_id, {group} AS grouped, c.in_ms,
     WHERE c.in_ms < %(end_ms)s AND (c.out_ms IS NULL OR c.out_ms > %(start_ms)s)"""
 # Usage intervals in the shape of usage_hour for other steps: each is spread evenly over the steps
 # that it touches. The partition key start_ms is bounded by the longest interval, a day.
-_USAGE_INTERVALS = """(SELECT accelerator_id, workload_id, state, at AS hour_ms, least(sum(part), %(step_ms)s) AS
+_USAGE_INTERVALS = f"""(SELECT accelerator_id, workload_id, state, at AS hour_ms, least(sum(part), %(step_ms)s) AS
     held_ms FROM (
-        SELECT s.accelerator_id, s.workload_id, s.state, at,
+        SELECT s.accelerator_id, s.workload_id, s.state, s.at,
                (CASE WHEN s.state = 'held' THEN s.held_ms ELSE s.end_ms - s.start_ms END)::float
-               * (least(s.end_ms, at + %(step_ms)s) - greatest(s.start_ms, at)) / (s.end_ms - s.start_ms) AS part
-        FROM usage_interval s, generate_series(greatest(s.start_ms, %(start_ms)s) / %(step_ms)s * %(step_ms)s,
-                                        least(s.end_ms, %(end_ms)s) - 1, %(step_ms)s) AS at
-        WHERE s.start_ms >= %(start_ms)s - 86400000 AND s.start_ms < %(end_ms)s AND s.end_ms > %(start_ms)s
-              AND s.end_ms > s.start_ms AND s.state <> 'present') AS parts GROUP BY 1, 2, 3, 4)"""
+               * (least(s.end_ms, s.at + %(step_ms)s) - greatest(s.start_ms, s.at)) / (s.end_ms - s.start_ms) AS part
+        FROM (
+            SELECT interval.*, generate_series(greatest(start_ms, %(start_ms)s) / %(step_ms)s * %(step_ms)s,
+                least(end_ms, %(end_ms)s) - 1, %(step_ms)s) AS at
+            FROM {usage_evidence.intervals("%(start_ms)s - 86400000", "%(end_ms)s")} AS interval
+            WHERE end_ms > %(start_ms)s AND end_ms > start_ms AND state <> 'present'
+        ) AS s) AS parts GROUP BY 1, 2, 3, 4)"""
 # Held and observed GPU-milliseconds (times a million) by group and step; a step that a move divides
 # counts for both placements.
-_HELD = """WITH placement AS ({placements})
+_HELD = """WITH placement AS ({placements}){with_use}
     SELECT placement.grouped, u.hour_ms / %(step_ms)s * %(step_ms)s AS hour_ms,
            sum(u.held_ms * placement.gpu_micro) FILTER (WHERE u.state = 'held') AS held,
            sum(u.held_ms * placement.gpu_micro) AS seen
@@ -70,7 +73,7 @@ _HELD = """WITH placement AS ({placements})
          AND u.hour_ms + %(step_ms)s - 1 >= placement.in_ms AND u.hour_ms < placement.out_ms
     WHERE u.hour_ms >= %(start_ms)s AND u.hour_ms < %(end_ms)s
     GROUP BY 1, 2"""
-_BY_WORKLOAD = """WITH placement AS ({placements})
+_BY_WORKLOAD = """WITH placement AS ({placements}){with_use}
     SELECT u.workload_id, placement.grouped AS pool, u.hour_ms / %(step_ms)s * %(step_ms)s AS hour_ms,
            sum(u.held_ms * placement.gpu_micro) AS held
     FROM {use} u JOIN placement ON placement.accelerator_id = u.accelerator_id
@@ -103,7 +106,7 @@ def evidence(
     connection: Connection, start_ms: int, end_ms: int, group: str, step_ms: int = HOUR_MS
 ) -> tuple[list[GroupUsage], list[CapacitySpan], list[CapacitySpan]]:
     """Held time, capacity and imported usage of a period of whole steps, by `pool` or `model`."""
-    query = _HELD.format(placements=_placements(group), use=_use(step_ms))
+    query = _HELD.format(placements=_placements(group), **_use(step_ms))
     values = {"start_ms": start_ms, "end_ms": end_ms, "step_ms": step_ms}
     return _usage(connection, query, values), *_capacity(connection, start_ms, end_ms, group)
 
@@ -139,8 +142,10 @@ def _placements(group: str) -> str:
     return _PLACEMENTS.format(group="c.pool" if group == "pool" else "a.model")
 
 
-def _use(step_ms: int) -> str:
-    return "usage_hour" if step_ms == HOUR_MS else _USAGE_INTERVALS
+def _use(step_ms: int) -> dict[str, str]:
+    if step_ms == HOUR_MS:
+        return {"use": "usage_hour", "with_use": ""}
+    return {"use": "used", "with_use": f", used AS MATERIALIZED {_USAGE_INTERVALS}"}
 
 
 def held_by_teams(connection: Connection, start_ms: int, end_ms: int, pool: str) -> list[Series]:
@@ -235,7 +240,7 @@ def _by_owner(
     With `pool` of that pool alone.
     """
     values = {"start_ms": start_ms, "end_ms": end_ms, "step_ms": step_ms}
-    query = _BY_WORKLOAD.format(placements=_placements("pool"), use=_use(step_ms))
+    query = _BY_WORKLOAD.format(placements=_placements("pool"), **_use(step_ms))
     used, imported = (
         [row for row in select(connection, text, values) if pool in {None, row.pool}]
         for text in (query, _COUNTED.format(group="pool"))

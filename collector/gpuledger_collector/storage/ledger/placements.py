@@ -39,6 +39,7 @@ from gpuledger_collector.storage.rows import (
     select_values,
     to_object,
 )
+from gpuledger_collector.storage.telemetry import usage_evidence
 
 _LONGEST_MS = DAY_MS
 _OF_BEFORE = b"\0"
@@ -201,15 +202,19 @@ def _sightings(
     An interval without attributes of its own takes the latest of `known`, the placements that were
     derived before. Reads intervals that begin up to `_LONGEST_MS` before `from_ms`.
     """
+    since_ms = int(max(0, from_ms - _LONGEST_MS))
     rows = select(
         connection,
         f"""
-        SELECT DISTINCT s.accelerator_id, s.start_ms, s.end_ms, n.name AS node, s.node_id,
+        WITH s AS MATERIALIZED (
+            SELECT DISTINCT accelerator_id, start_ms, end_ms, node_id, accelerator_attributes_id
+            FROM {usage_evidence.intervals(since_ms)} AS evidence WHERE accelerator_id = ANY(%s)
+        )
+        SELECT s.accelerator_id, s.start_ms, s.end_ms, n.name AS node, s.node_id,
             t.id AS attributes_id,
             t.model, coalesce(t.mig_instance, '') AS mig_instance, t.gpu_micro, t.pool
-        FROM usage_interval s JOIN node n ON n.id = s.node_id
+        FROM s JOIN node n ON n.id = s.node_id
         LEFT JOIN accelerator_attributes t ON t.id = s.accelerator_attributes_id
-        WHERE s.accelerator_id = ANY(%s) AND s.start_ms >= {int(max(0, from_ms - _LONGEST_MS))}
         """,
         (parts.ids,),
         prepare=False,
@@ -365,17 +370,23 @@ def _request_recompute(connection: Connection, changed: Mapping[int, Period]) ->
     }
     starts_ms = [period.start_ms for period in hours.values()]
     ends_ms = [period.end_ms for period in hours.values()]
+    since_ms = int(max(0, min(starts_ms) - _LONGEST_MS))
     connection.execute(
         f"""
         INSERT INTO hour_recompute (accelerator_id, hour_ms)
+        WITH s AS MATERIALIZED (
+            SELECT accelerator_id, start_ms, end_ms
+            FROM {usage_evidence.intervals(since_ms, int(max(ends_ms)))} AS evidence
+            WHERE accelerator_id = ANY(%s)
+        )
         SELECT DISTINCT s.accelerator_id, h
         FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS c (accelerator_id, from_ms, until_ms)
-            JOIN usage_interval s ON s.accelerator_id = c.accelerator_id AND s.start_ms < c.until_ms
+            JOIN s
+                ON s.accelerator_id = c.accelerator_id AND s.start_ms < c.until_ms
                 AND s.end_ms > c.from_ms AND s.start_ms >= c.from_ms - {_LONGEST_MS},
             generate_series(s.start_ms - s.start_ms %% {HOUR_MS}, greatest(s.end_ms - 1, s.start_ms), {HOUR_MS}) AS h
-        WHERE s.start_ms >= {int(max(0, min(starts_ms) - _LONGEST_MS))} AND s.start_ms < {int(max(ends_ms))}
         """,
-        (list(hours), starts_ms, ends_ms),
+        (list(hours), list(hours), starts_ms, ends_ms),
         prepare=False,
     )
     connection.execute(

@@ -16,6 +16,7 @@ from gpuledger_collector.storage.rows import (
     select_value,
     select_values,
 )
+from gpuledger_collector.storage.telemetry import usage_evidence
 
 _LONGEST_USAGE_INTERVAL_MS = DAY_MS
 """Agents cut at the hour; a day is allowed, so that only two partitions are looked at for one."""
@@ -70,13 +71,18 @@ def usage_intervals(
     return iterate_as(
         connection,
         UsageInterval,
-        f"SELECT {_USAGE_INTERVAL} FROM usage_interval s LEFT JOIN node n ON n.id = s.node_id WHERE"
-        f" accelerator_id = ANY(%s) AND start_ms < {int(period.end_ms)} AND end_ms >"
-        f" {int(period.start_ms)} AND start_ms >="
-        f" {int(period.start_ms) - _LONGEST_USAGE_INTERVAL_MS} AND state <> 'present'",
+        f"WITH s AS MATERIALIZED (SELECT * FROM {_evidence(period)} AS evidence WHERE"
+        f" accelerator_id = ANY(%s) AND end_ms > {int(period.start_ms)} AND state <> 'present')"
+        f" SELECT {_USAGE_INTERVAL} FROM s LEFT JOIN node n ON n.id = s.node_id",
         (list(accelerator_ids),),
         prepare=False,
     )
+
+
+def _evidence(period: Period) -> str:
+    """SQL: evidence that may overlap the period."""
+    since_ms = int(period.start_ms) - _LONGEST_USAGE_INTERVAL_MS
+    return usage_evidence.intervals(since_ms, int(period.end_ms))
 
 
 def evidence_sums(
@@ -93,7 +99,7 @@ def evidence_sums(
         connection,
         EvidenceSum,
         f"""
-        SELECT s.*, coalesce(n.name, '') AS node FROM (
+        WITH s AS MATERIALIZED (
             SELECT accelerator_id, hour_ms, state, workload_id, attributes_id,
                 sum(end_ms - start_ms)::bigint AS held_ms, sum(busy_ms)::bigint AS busy_ms,
                 sum(idle_ms)::bigint AS idle_ms, sum(unknown_ms)::bigint AS unknown_ms,
@@ -106,11 +112,11 @@ def evidence_sums(
                     start_ms >= lag(end_ms, 1, start_ms) OVER (PARTITION BY accelerator_id ORDER BY start_ms)
                         AND end_ms > start_ms AND end_ms <= start_ms - start_ms % {HOUR_MS} + {HOUR_MS}
                         AND (state <> 'held' OR busy_ms + idle_ms + unknown_ms = end_ms - start_ms) AS is_additive
-                FROM usage_interval s
-                WHERE accelerator_id = ANY(%s) AND start_ms < {int(period.end_ms)} AND end_ms > {int(period.start_ms)}
-                    AND start_ms >= {int(period.start_ms) - _LONGEST_USAGE_INTERVAL_MS} AND state <> 'present'
+                FROM {_evidence(period)} AS s
+                WHERE accelerator_id = ANY(%s) AND end_ms > {int(period.start_ms)}
+                    AND state <> 'present'
             ) AS evidence GROUP BY 1, 2, 3, 4, 5
-        ) AS s LEFT JOIN node n ON n.id = s.node_id
+        ) SELECT s.*, coalesce(n.name, '') AS node FROM s LEFT JOIN node n ON n.id = s.node_id
         """.replace("% ", "%% "),
         (list(accelerator_ids),),
         prepare=False,
@@ -122,7 +128,7 @@ def latest_evidence_ms(connection: Connection, since_ms: int) -> int | None:
     none.
     """
     return select_number(
-        connection, "SELECT max(end_ms) FROM usage_interval WHERE start_ms >= %s", (since_ms,)
+        connection, f"SELECT max(end_ms) FROM {usage_evidence.intervals(int(since_ms))} AS s"
     )
 
 

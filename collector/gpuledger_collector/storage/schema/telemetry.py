@@ -125,7 +125,7 @@ table(
 
 table(
     "usage_interval",
-    "Evidence of use: intervals that agents integrated, as reported.",
+    "Evidence of use: intervals that agents integrated, as reported, until their day is packed.",
     *required_columns(BIG, "accelerator_id"),
     *optional(BIG, "workload_id"),
     *required_columns(TEXT, "state"),
@@ -142,6 +142,31 @@ table(
     index("accelerator_id", "start_ms"),
     index("end_ms", postgresql_using="brin"),
     postgresql_partition_by="RANGE (start_ms)",
+)
+
+table(
+    "usage_interval_day",
+    "Packed usage intervals of an accelerator and day; late ones stay in usage_interval until the"
+    " next packing.",
+    *keys(BIG, "accelerator_id"),
+    key("day_ms", BIG, "start of the UTC day on which they begin"),
+    *required_columns(sa.Integer, "rows"),
+    column("workload_ids", pg.ARRAY(BIG), "by context: what intervals in a row have in common"),
+    *required_columns(pg.ARRAY(TEXT), "states"),
+    *required_columns(pg.ARRAY(BIG), "node_ids"),
+    *required_columns(pg.ARRAY(pg.UUID), "epochs"),
+    *required_columns(pg.ARRAY(BIG), "accelerator_attributes_ids"),
+    column("attributes_offsets", pg.ARRAY(BIG), "added to the workload's id"),
+    *required_columns(pg.ARRAY(BIG), "seqs"),
+    *required_columns(pg.ARRAY(sa.Integer), "power_mw"),
+    column("context", sa.LargeBinary, "format: storage/telemetry/interval_codec.py"),
+    *required_columns(
+        sa.LargeBinary, "gap", "length", "missing", "idle", "unknown", "energy", "seq", "record"
+    ),
+    *required_columns(BIG, "gap_least", "length_least", "energy_least", "seq_step_ms"),
+    column("sha256", sa.LargeBinary, "of the intervals as they were before they were packed"),
+    column("packed_at", INSTANT, "when the row was last written"),
+    index("day_ms"),
 )
 
 table(

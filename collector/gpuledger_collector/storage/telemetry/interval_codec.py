@@ -106,9 +106,9 @@ def seal(intervals: Array) -> bytes:
 
 def in_order(intervals: Array) -> Array:
     """Sort intervals by start, end, and then every other field."""
-    ordered: Array = intervals[
-        np.lexsort([intervals[name].astype("<i8") for name in NUMBERS[::-1]])
-    ]
+    keys = [intervals[name].astype("<i8") for name in NUMBERS[::-1]]
+    # The seal is of these bytes, whatever order of bytes a concatenation gave the numbers.
+    ordered: Array = intervals[np.lexsort(keys)].astype(RECORD)
     return ordered
 
 

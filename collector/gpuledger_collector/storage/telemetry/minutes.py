@@ -17,6 +17,7 @@ from gpuledger_collector.storage.rows import (
     select_value,
     select_values,
 )
+from gpuledger_collector.storage.telemetry import usage_evidence
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,9 +131,9 @@ def state_intervals(
     with connection.cursor(binary=True) as cursor:
         rows = cursor.execute(
             f"SELECT accelerator_id, string_agg({packed}, ''::bytea ORDER BY start_ms, workload_id"
-            " DESC NULLS LAST) FROM usage_interval WHERE accelerator_id = ANY(%s) AND start_ms <"
-            " %s AND end_ms > %s AND start_ms >= %s AND state <> 'present' GROUP BY 1",
-            (list(ids), end_ms, start_ms, first_ms),
+            f" DESC NULLS LAST) FROM {usage_evidence.intervals(int(first_ms), int(end_ms))} AS s"
+            " WHERE accelerator_id = ANY(%s) AND end_ms > %s AND state <> 'present' GROUP BY 1",
+            (list(ids), start_ms),
         ).fetchall()
     return _by_accelerator(rows, _INTERVAL)
 
@@ -189,9 +190,9 @@ def first_interval(connection: Connection, since_ms: int) -> int | None:
     """
     return select_number(
         connection,
-        "SELECT min(start_ms) FROM usage_interval WHERE end_ms > %s AND start_ms >= %s AND state <>"
-        " 'present'",
-        (since_ms, since_ms - 86_400_000),
+        f"SELECT min(start_ms) FROM {usage_evidence.intervals(int(since_ms) - LONGEST_MS)} AS s"
+        " WHERE end_ms > %s AND state <> 'present'",
+        (since_ms,),
     )
 
 
@@ -232,9 +233,9 @@ def newest_evidence(connection: Connection, now_ms: int) -> int | None:
     """End of the newest evidence of the last two hours (unix ms)."""
     return select_number(
         connection,
-        "SELECT max(end_ms) FROM usage_interval WHERE end_ms > %s AND end_ms <= %s AND start_ms"
-        " >= %s",
-        (now_ms - 7_200_000, now_ms, now_ms - 86_400_000),
+        f"SELECT max(end_ms) FROM {usage_evidence.intervals(int(now_ms) - LONGEST_MS)} AS s"
+        " WHERE end_ms > %s AND end_ms <= %s",
+        (now_ms - 7_200_000, now_ms),
     )
 
 
@@ -253,7 +254,7 @@ def held_now(connection: Connection, edges_ms: Sequence[int]) -> list[RecentHold
         f"""
         SELECT s.accelerator_id, s.workload_id, c.pool, a.model, coalesce(n.name, '') AS node, a.gpu_micro,
             min(s.start_ms) AS since_ms, ARRAY[{sums}]::bigint[] AS held_ms
-        FROM usage_interval s JOIN accelerator a ON a.id = s.accelerator_id
+        FROM {usage_evidence.RECENT} s JOIN accelerator a ON a.id = s.accelerator_id
         JOIN LATERAL (
             SELECT pool, node_id FROM capacity WHERE accelerator_id = s.accelerator_id AND in_ms < %s
                 AND (out_ms IS NULL OR out_ms > %s) ORDER BY in_ms DESC LIMIT 1

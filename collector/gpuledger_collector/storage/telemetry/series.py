@@ -22,6 +22,7 @@ from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.insight.owner_series import GROUPS, OWNER_LEVELS, UNKNOWN, OwnerSeries
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select, select_values
+from gpuledger_collector.storage.telemetry import usage_evidence
 
 MEASURES = ("gpu_ns", "busy_ns", "idle_ns", "unknown_ns", "energy_mj", "cost_micro")
 _MAX_USAGE_INTERVAL_MS = DAY_MS
@@ -67,18 +68,20 @@ WHERE u.hour_ms >= %(start)s AND u.hour_ms < %(end)s
 # 2. Shape: usage intervals cut at five minutes. An interval counts in proportion to its overlap;
 # this is only a weight, so rounding it down loses nothing. Energy is scaled to joules, which keeps
 # products of weights within 64 bits.
-_SHAPE = """
+_SHAPE = f"""
 CREATE TEMP TABLE shape ON COMMIT DROP AS
 SELECT accelerator_id, coalesce(workload_id, 0) AS workload_id, state, at,
     sum((CASE WHEN state = 'held' THEN held_ms ELSE long END) * part / long)::bigint AS held,
     sum(busy_ms * part / long)::bigint AS busy, sum(idle_ms * part / long)::bigint AS idle,
     sum(unknown_ms * part / long)::bigint AS unknown, (sum(energy_mj * part / long) / 1000)::bigint AS joules
 FROM (
-    SELECT s.*, at, end_ms - start_ms AS long, least(end_ms, at + 300000) - greatest(start_ms, at) AS part
-    FROM usage_interval s,
-        generate_series(greatest(start_ms - start_ms % 300000, %(start)s), least(end_ms, %(end)s) - 1, 300000) AS at
-    WHERE start_ms >= %(start)s - %(longest)s AND start_ms < %(end)s AND end_ms > %(start)s AND end_ms > start_ms
-        AND state <> 'present'
+    SELECT s.*, end_ms - start_ms AS long, least(end_ms, at + 300000) - greatest(start_ms, at) AS part
+    FROM (
+        SELECT interval.*, generate_series(greatest(start_ms - start_ms % 300000, %(start)s),
+            least(end_ms, %(end)s) - 1, 300000) AS at
+        FROM {usage_evidence.intervals("%(start)s - %(longest)s", "%(end)s")} AS interval
+        WHERE end_ms > %(start)s AND end_ms > start_ms AND state <> 'present'
+    ) AS s
 ) cut GROUP BY 1, 2, 3, 4
 """
 # 3. The day's charges whose time is drawn; unobserved time is not drawn.
