@@ -37,6 +37,7 @@ from gpuledger_collector.services.upkeep import (
     merge_partitions,
     pack_samples,
     pack_slow_metrics,
+    pack_usage_intervals,
     roll_up_node_utilization,
     roll_up_series,
 )
@@ -50,6 +51,7 @@ from gpuledger_collector.storage.telemetry.retention import expire_records
 from gpuledger_collector.wiring import (
     ack_links,
     archive_retention,
+    latest_evidence_days,
     merged_tables,
     metering,
     notification_writers,
@@ -274,6 +276,14 @@ def _upkeep_jobs(c: _Context) -> list[Job]:
             HOUR_SECONDS,
             lambda: pack_slow_metrics(database, c.now_ms, c.stopping),
             "changes of slow metrics packed",
+            apart=True,
+        ),
+        Job(
+            "pack_usage_intervals",
+            DAY_SECONDS,
+            lambda: pack_usage_intervals(
+                database, latest_evidence_days(settings), c.now_ms, c.stopping
+            ),
             apart=True,
         ),
         Job(

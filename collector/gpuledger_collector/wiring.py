@@ -496,6 +496,13 @@ def max_age_ms(settings: Settings) -> int | None:
     return settings.max_evidence_age_days * 86_400_000 or None
 
 
+def latest_evidence_days(settings: Settings) -> int:
+    """Days after which no agent sends evidence any more: of batches that count once, where any age
+    is accepted.
+    """
+    return settings.max_evidence_age_days or settings.keep_batches_days
+
+
 def scaling_gauge(settings: Settings, opened: Database, clock: Callable[[], int]) -> ScalingGauge:
     """The gauge of every pool's desired GPUs."""
     from gpuledger_collector.api.scaling_gauge import ScalingGauge

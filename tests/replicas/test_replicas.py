@@ -25,6 +25,7 @@ APART = [
     "merge_partitions",
     "pack_samples",
     "pack_slow_metrics",
+    "pack_usage_intervals",
     "prove_months",
     "roll_up_node_utilization",
     "roll_up_series",

@@ -18,9 +18,14 @@ from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.services import database_upkeep as upkeep
 from gpuledger_collector.services.database_upkeep import Partition, SchemaStatus
-from gpuledger_collector.services.upkeep import days_to_pack, pack_samples, pack_slow_metrics
+from gpuledger_collector.services.upkeep import (
+    days_to_pack,
+    pack_samples,
+    pack_slow_metrics,
+    pack_usage_intervals,
+)
 from gpuledger_collector.settings import read_secret
-from gpuledger_collector.wiring import archive_retention
+from gpuledger_collector.wiring import archive_retention, latest_evidence_days
 from gpuledger_common.plurals import plural
 
 app = new_app(
@@ -170,12 +175,13 @@ def pack(
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Pack old samples and slow metrics, and remove what is older than the settings keep, as the
-    jobs do.
+    """Pack old samples, slow metrics and usage intervals, and remove what is older than the settings
+    keep, as the jobs do.
 
     Ends with 1 when a day could not be locked: the next run takes it.
     """
-    retention = archive_retention(load_settings(config, dsn))
+    settings = load_settings(config, dsn)
+    retention = archive_retention(settings)
     with open_session(dsn, config) as session:
         if dry_run:
             days = days_to_pack(session.database, retention, session.now_ms)
@@ -186,6 +192,9 @@ def pack(
         with bar("packing") as on_day:
             result = pack_samples(session.database, retention, session.now_ms, on_day)
         changes = pack_slow_metrics(session.database, session.now_ms)
+        evidence = pack_usage_intervals(
+            session.database, latest_evidence_days(settings), session.now_ms
+        )
     for day in result.packed:
         print(
             f"packed {format_date(day.day_ms)}: {plural(day.rows, 'sample')} of"
@@ -194,6 +203,7 @@ def pack(
         )
     print(result)
     print(f"{plural(changes, 'change')} of slow metrics packed")
+    print(evidence)
     if result.busy:
         raise typer.Exit(FINDINGS)
 

@@ -30,6 +30,7 @@ from gpuledger_collector.storage.billing import identities, reports
 from gpuledger_collector.storage.billing.identities import path_text
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.telemetry import interval_packing
 
 Amounts = tuple[int | None, ...]
 
@@ -58,7 +59,11 @@ def unlike_evidence(connection: Connection, period: Period) -> Iterator[Mismatch
 
 
 def _unlike_hours(connection: Connection, day: Period, calendar: Calendar) -> list[Mismatch]:
-    """Fold the hours of a day again, and compare; rating then sees them as folded."""
+    """Fold the hours of a day again, and compare; rating then sees them as folded.
+
+    Raises EvidenceDamaged when packed evidence is not what was packed.
+    """
+    interval_packing.require_sealed(connection, day)
     identities.copy_hours(connection, day)
     # Requests of no row: nothing is removed that waits to be folded.
     requests = [RecomputeRequest(0, *hour) for hour in identities.evident_hours(connection, day)]

@@ -17,6 +17,7 @@ from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.telemetry import (
     archive,
     day_rows,
+    interval_packing,
     node_utilization,
     partition_merge,
     partitions,
@@ -266,3 +267,36 @@ def pack_slow_metrics(
     """
     before_ms = (now_ms - SLOW_METRICS_WAIT_MS) // HOUR_MS * HOUR_MS
     return slow_metrics.pack(database, before_ms, stopping)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedEvidence:
+    """What a run packed: usage intervals, and the days on which they begin."""
+
+    intervals: int
+    days_ms: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{plural(self.intervals, 'usage interval')} of {plural(len(self.days_ms), 'day')} packed"
+
+
+def pack_usage_intervals(
+    database: Database,
+    after_days: int,
+    now_ms: int,
+    stopping: Callable[[], bool] = lambda: False,
+) -> PackedEvidence:
+    """Pack usage intervals that ended `after_days` ago or earlier, of days whose hours are folded.
+
+    A run that was stopped, or found another process packing, leaves the rest to the next one.
+    """
+    before_ms = day_of(now_ms).start_ms - after_days * DAY_MS
+    intervals, days_ms = 0, []
+    for day_ms in interval_packing.days_to_pack(database, before_ms):
+        if stopping():
+            break
+        packed = interval_packing.pack_day(database, day_ms, now_ms, stopping)
+        if packed:
+            intervals += packed
+            days_ms.append(day_ms)
+    return PackedEvidence(intervals, tuple(days_ms))

@@ -37,6 +37,7 @@ from gpuledger_collector.ingest.remote_write.store import SLOT_MS, read_range
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.rows import select, to_object
+from gpuledger_collector.storage.telemetry import interval_packing, partitions
 from gpuledger_common import wire
 from gpuledger_common.batches import BatchMaker, wire_workload
 from gpuledger_common.meter import Meter
@@ -549,6 +550,15 @@ def read_entities(
 def delete_usage_intervals(connection: Connection, slots: _Slots) -> None:
     """Delete the usage intervals that were computed from these slots before."""
     pairs = [(accelerator_id, slot) for accelerator_id, starts in slots.items() for slot in starts]
+    _delete_rows(connection, pairs)
+    # Looked for after the rows: a day that was packed just before has none, and one whose rows are
+    # deleted now is not packed before the end of this transaction.
+    days_ms = {partitions.day_of(at_ms) for _, slot in pairs for at_ms in (slot - SLOT_MS, slot)}
+    if interval_packing.unpack(connection, list(slots), sorted(days_ms)):
+        _delete_rows(connection, pairs)
+
+
+def _delete_rows(connection: Connection, pairs: Sequence[tuple[int, int]]) -> None:
     # Day by day: one statement over two distant days would lock every partition between them.
     for day in sorted({slot // DAY_MS for _, slot in pairs}):
         of_day = [(accelerator_id, slot) for accelerator_id, slot in pairs if slot // DAY_MS == day]

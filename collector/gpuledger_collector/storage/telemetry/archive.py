@@ -23,7 +23,7 @@ from psycopg import sql
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.insight.readings import AcceleratorPeriod, Array, Column, Readings
-from gpuledger_collector.storage import distribution
+from gpuledger_collector.storage import distribution, locks
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.locks import Connection, Lock
@@ -167,15 +167,24 @@ def expirable_usage_intervals(database: Database, before_ms: int) -> list[int]:
             " billing_period WHERE start_ms <= day AND end_ms >= day + %s) AND EXISTS (SELECT FROM"
             " billing_period WHERE start_ms <= day + %s AND end_ms >= day + 2 * %s) AND NOT EXISTS"
             " (SELECT FROM expired_day WHERE day_ms = day) ORDER BY day",
-            (day_rows.days(connection, "usage_interval"), before_ms, DAY_MS, DAY_MS, DAY_MS),
+            (_evident_days(connection), before_ms, DAY_MS, DAY_MS, DAY_MS),
         )
 
 
+def _evident_days(connection: Connection) -> list[int]:
+    packed = select_values(connection, "SELECT DISTINCT day_ms FROM usage_interval_day")
+    return sorted({*day_rows.days(connection, "usage_interval"), *packed})
+
+
 def expire_usage_intervals(database: Database, day_ms: int, now_ms: int) -> bool:
-    """Drop a day's usage intervals and record that; False when its locks are not available now."""
+    """Drop a day's usage intervals, packed ones too, and record that; False when its locks are not
+    available now.
+    """
     try:
         with database.transaction() as connection:
             connection.execute(f"SET LOCAL lock_timeout = '{LOCK_WAIT}'")
+            # Nobody packs rows of this day while it is dropped.
+            locks.take(connection, Lock.PACKING)
             connection.execute(
                 "INSERT INTO expired_day (day_ms, dropped_at) VALUES (%s, %s)",
                 (day_ms, to_datetime(now_ms)),
@@ -184,6 +193,7 @@ def expire_usage_intervals(database: Database, day_ms: int, now_ms: int) -> bool
                 "DELETE FROM hour_recompute WHERE hour_ms >= %s AND hour_ms < %s",
                 (day_ms, day_ms + 2 * DAY_MS),
             )
+            connection.execute("DELETE FROM usage_interval_day WHERE day_ms = %s", (day_ms,))
             day_rows.drop(connection, "usage_interval", day_ms)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
         return False
