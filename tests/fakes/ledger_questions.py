@@ -36,11 +36,16 @@ from gpuledger_collector.services.live import LiveWatch
 from gpuledger_collector.services.recommendation_search import recommend
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.services.spending_watch import SpendingWatch
-from gpuledger_collector.services.upkeep import ArchiveRetention, pack_samples, roll_up_series
+from gpuledger_collector.services.upkeep import (
+    ArchiveRetention,
+    pack_samples,
+    pack_usage_intervals,
+    roll_up_series,
+)
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.access.tokens import create
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_collector.storage.telemetry import interval_packing, partitions, usage_evidence
 from gpuledger_common.wire import Samples
 
 MINUTE = 60_000
@@ -116,6 +121,7 @@ def ask(dsn: str, folder: Path, answer: Callable[[str, Callable[[], object]], No
                 _remote_write,
                 _changes,
                 _tenants,
+                _packed_evidence,
             ):
                 for name, question in part(asking):
                     answer(name, question)
@@ -446,3 +452,36 @@ def _tenants(asking: _Asking) -> Iterator[_Question]:
             watch.close()
 
     yield "live", look
+
+
+def _packed_evidence(asking: _Asking) -> Iterator[_Question]:
+    """Usage intervals packed, hours folded from them again, and rows again of one accelerator."""
+
+    def fold() -> str:
+        asking.fleet.connection.execute(
+            "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT DISTINCT accelerator_id,"
+            " hour_ms - hour_ms % 3600000 FROM usage_hour"
+        )
+        refresh(asking.database, ALWAYS, NOW_MS)
+        return _bill(asking)
+
+    def evidence() -> list[Any]:
+        source = usage_evidence.intervals(OCTOBER - DAY)
+        return asking.rows(
+            "SELECT accelerator_id, state, count(*), sum(held_ms), sum(busy_ms), sum(energy_mj),"
+            f" max(seq), max(epoch::text) FROM {source} AS s GROUP BY 1, 2"
+        )
+
+    def unpack() -> bool:
+        with asking.database.transaction() as connection:
+            days_ms = range(OCTOBER, NOW_MS, DAY)
+            return interval_packing.unpack(connection, [1], list(days_ms))
+
+    yield "evidence in rows", evidence
+    yield "pack usage intervals", lambda: str(pack_usage_intervals(asking.database, 1, NOW_MS))
+    yield "packed evidence", evidence
+    yield "bill of packed evidence", fold
+    yield "deep proof of it", lambda: asking.run("reconcile", *MONTH, "--evidence")
+    yield "unpack", unpack
+    yield "pack them again", lambda: str(pack_usage_intervals(asking.database, 1, NOW_MS))
+    yield "evidence packed again", evidence

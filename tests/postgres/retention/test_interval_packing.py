@@ -18,6 +18,8 @@ from fakes.interval_rows import DAY, rows
 from fakes.postgres import fresh_database
 from fakes.profiles import examples
 from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.ingest.remote_write.metering import EPOCH, delete_usage_intervals
+from gpuledger_collector.ingest.remote_write.store import SLOT_MS
 from gpuledger_collector.services.upkeep import (
     ArchiveRetention,
     PackedEvidence,
@@ -291,6 +293,28 @@ def test_packed_days_of_a_merged_month_are_read_and_expire(dsn):
     assert DAY in pack_samples(empty, keep, late).expired_days
     assert seen(empty) == []
     assert count(empty, "usage_interval_day") == 0
+
+
+def test_scrapes_that_are_metered_again_replace_packed_intervals(empty):
+    """An import of the past: the intervals of its slots go, all others stay, and none is there
+    twice.
+    """
+    metered = [
+        (*row[:11], EPOCH, row[3] // SLOT_MS, *row[13:]) for row in minutes(3, accelerators=(1, 2))
+    ]
+    put_rows(empty, [*metered, *minutes(3, accelerators=(1,))])
+    before = seen(empty)
+    pack(empty)
+    slot = metered[1][3] // SLOT_MS * SLOT_MS
+    with empty.transaction() as connection:
+        delete_usage_intervals(connection, {1: {slot}})
+    gone = {row for row in metered if row[0] == 1 and row[12] == slot // SLOT_MS}
+    assert gone
+    assert len(seen(empty)) == len(before) - len(gone)
+    assert count(empty, "usage_interval_day") == 1
+    with empty.transaction() as connection:
+        delete_usage_intervals(connection, {1: {slot}})
+    assert len(seen(empty)) == len(before) - len(gone)
 
 
 READS = re.compile(r"\b(?:FROM|JOIN|USING)\s+(?:ONLY\s+)?usage_interval\b(?!_)", re.IGNORECASE)

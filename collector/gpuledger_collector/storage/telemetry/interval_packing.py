@@ -12,6 +12,7 @@ them there, and nothing of the packed rows.
 
 from __future__ import annotations
 
+import datetime as dt
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -291,7 +292,7 @@ def _drop_emptied(database: Database, day_ms: int, now_ms: int) -> None:
         with database.transaction() as connection:
             connection.execute(f"SET LOCAL lock_timeout = '{LOCK_WAIT}'")
             part = day_rows.find(connection, "usage_interval", day_ms)
-            if part is None or _was_packed_since(connection, part, now_ms - DAY_MS):
+            if part is None or _was_packed_since(connection, part, to_datetime(now_ms - DAY_MS)):
                 return
             # Writers of the partition wait, so that no row arrives before it is dropped.
             connection.execute(sql.SQL("LOCK TABLE {} IN SHARE MODE").format(part.table))
@@ -302,12 +303,10 @@ def _drop_emptied(database: Database, day_ms: int, now_ms: int) -> None:
         return
 
 
-def _was_packed_since(connection: Connection, part: day_rows.DayRows, since_ms: int) -> bool:
-    return bool(
-        select_value(
-            connection,
-            "SELECT EXISTS (SELECT FROM usage_interval_day WHERE day_ms >= %s AND day_ms < %s AND"
-            " packed_at > %s)",
-            (part.partition.day_ms, part.partition.end_ms, to_datetime(since_ms)),
-        )
+def _was_packed_since(connection: Connection, part: day_rows.DayRows, since: dt.datetime) -> bool:
+    packed_at = select_value(
+        connection,
+        "SELECT max(packed_at) FROM usage_interval_day WHERE day_ms >= %s AND day_ms < %s",
+        (part.partition.day_ms, part.partition.end_ms),
     )
+    return packed_at is not None and packed_at > since
