@@ -14,6 +14,7 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, day_of
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import unused_names, zones
 from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.server import replicas
 from gpuledger_collector.storage.telemetry import (
     archive,
     day_rows,
@@ -288,8 +289,12 @@ def pack_usage_intervals(
 ) -> PackedEvidence:
     """Pack usage intervals that ended `after_days` ago or earlier, of days whose hours are folded.
 
-    A run that was stopped, or found another process packing, leaves the rest to the next one.
+    A run that was stopped, or found another process packing, leaves the rest to the next one; so
+    does a run beside a collector of another version, which may not read packed evidence.
     """
+    with database.connect() as connection:
+        if replicas.has_mixed_versions(connection):
+            return PackedEvidence(0, ())
     before_ms = day_of(now_ms).start_ms - after_days * DAY_MS
     intervals, days_ms = 0, []
     for day_ms in interval_packing.days_to_pack(database, before_ms):

@@ -271,6 +271,22 @@ def test_while_another_process_packs_nothing_happens(empty):
     assert pack(empty).intervals == 90
 
 
+def test_nothing_is_packed_while_versions_are_mixed(empty):
+    """A collector of the version before would see no evidence of a packed day."""
+    put_rows(empty, minutes())
+    with empty.connect() as connection:
+        for revision in ("0031", "0033"):
+            connection.execute(
+                "INSERT INTO replica (id, host, version, revision, started_at, seen_at, last_error)"
+                " VALUES (gen_random_uuid(), 'h', 'v', %s, now(), now(), '')",
+                (revision,),
+            )
+        assert pack(empty).intervals == 0
+        connection.execute("DELETE FROM replica WHERE revision = '0031'")
+        assert pack(empty).intervals == 90
+        connection.execute("TRUNCATE replica")
+
+
 def test_packed_days_of_a_merged_month_are_read_and_expire(dsn):
     """A month in one partition; `keep_usage_interval_days` removes packed days of closed months."""
     empty = Database(dsn)
