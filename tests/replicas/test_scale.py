@@ -8,8 +8,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from gpuledger_collector.services.upkeep import SLOW_METRICS_WAIT_MS
+from gpuledger_collector.services.upkeep import SLOW_METRICS_WAIT_MS, pack_usage_intervals
 from gpuledger_collector.settings import Settings
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import partitions
 
 pytestmark = pytest.mark.slow
@@ -21,6 +22,8 @@ PAGE, MEASURED = (
 )
 FLEETS = (2_000, 10_000, 100_000)
 MEASURED_AT = 2_000
+PACKED_INTERVAL = 10
+"""Its place among the bold figures."""
 READINGS, EVERY_S, PER_NODE, PUSH_S, DAY_S = 28, 10, 8, 60, 86_400
 
 
@@ -57,6 +60,7 @@ def test_the_figures_are_those_that_were_measured():
         204,
         227,
         17,
+        7.6,
         28,
         3,
     ]
@@ -76,6 +80,7 @@ def test_the_table_follows_from_them():
         usage_interval,
         change,
         packed_change,
+        packed_interval,
         readings,
         moved,
     ) = bold()
@@ -111,7 +116,15 @@ def test_the_table_follows_from_them():
             lambda n: n * 1_440 * moved * packed_change * state_days / 1e9,
             1,
         ),
-        "usage intervals, GB a day": (lambda n: n * 1_440 * usage_interval / 1e9, 1),
+        "usage intervals, GB a day until packed": (lambda n: n * 1_440 * usage_interval / 1e9, 1),
+        f"usage intervals, GB for the {keep.max_evidence_age_days + 1} days until packed": (
+            lambda n: n * 1_440 * usage_interval * (keep.max_evidence_age_days + 1) / 1e9,
+            1,
+        ),
+        "usage intervals packed, GB a year": (
+            lambda n: n * 1_440 * packed_interval * 365 / 1e9,
+            1,
+        ),
         "usage hours, thousand rows a day": (lambda n: n * 24 / 1e3, 0),
         "usage hours, GB a year": (lambda n: n * 24 * 365 * usage / 1e9, 1),
         "cores for ingest by remote write": (lambda n: n / EVERY_S * readings / per_core, 2),
@@ -216,3 +229,33 @@ def test_bytes_of_a_row(dsn, table_name, insert, said):
         ).fetchone()
     assert row is not None
     assert float(row[0]) == pytest.approx(said, rel=0.05)
+
+
+def test_bytes_of_a_packed_interval(dsn):
+    """A day of 200 GPUs that are held and half idle: ends that miss the minute by some
+    milliseconds, idle time in steps of a sample, and power that varies by a few percent.
+    """
+    day_ms = 1_790_812_800_000
+    database = Database(dsn)
+    with database.connect() as connection:
+        partitions.ensure(connection, "usage_interval", [day_ms])
+        connection.execute(
+            """
+            INSERT INTO usage_interval
+            SELECT a, a, 'held', at, until, until - at, until - at - idle, idle, 0,
+                25000000 + (random() * 1000000)::bigint, 1, '00000000-0000-4000-8000-000000000001',
+                at / 60000, a % 8, a, a
+            FROM generate_series(1, 200) a, generate_series(0, 1438) m, LATERAL (
+                SELECT %(day)s + m * 60000 + abs(hashint4(a * 1440 + m)) % 7 AS at,
+                    %(day)s + (m + 1) * 60000 + abs(hashint4(a * 1440 + m + 1)) % 7 AS until,
+                    (random() * 5)::integer * 10000 AS idle
+            ) AS minute
+            """.replace(" % ", " %% "),
+            {"day": day_ms},
+        )
+        packed = pack_usage_intervals(database, 37, day_ms + 50 * 86_400_000)
+        connection.execute("VACUUM usage_interval_day")
+        size = connection.execute("SELECT pg_total_relation_size('usage_interval_day')").fetchone()
+    assert packed.intervals == 200 * 1_439
+    assert size is not None
+    assert size[0] / packed.intervals == pytest.approx(bold()[PACKED_INTERVAL], rel=0.05)
