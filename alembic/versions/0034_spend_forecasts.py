@@ -6,7 +6,7 @@ Revision ID: 0034
 from alembic import op
 
 revision = "0034"
-down_revision = "0031"
+down_revision = "0033"
 branch_labels = None
 depends_on = None
 phase = "pre"

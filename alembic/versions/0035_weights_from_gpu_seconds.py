@@ -1,11 +1,11 @@
 """Shared model servers whose output tokens weigh what their GPU seconds say.
 
-Revision ID: 0036
+Revision ID: 0035
 """
 
 from alembic import op
 
-revision = "0036"
+revision = "0035"
 down_revision = "0034"
 branch_labels = None
 depends_on = None
