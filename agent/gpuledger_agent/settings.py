@@ -104,6 +104,9 @@ class Settings:
         ",".join(KUBERNETES_READS),
         "what the API server is asked for besides pods: namespaces, claims, node; empty: nothing",
     )
+    kubernetes_cluster: str = _setting(
+        "", "name of the cluster, before the names of queues where there are several; empty: one"
+    )
     ray_clusters: str = _setting(
         "",
         "NAMESPACE/CLUSTER[=URL of the job API] of Ray clusters whose jobs are told apart,"

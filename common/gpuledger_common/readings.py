@@ -144,6 +144,8 @@ class Workload:
     """The job that it is a part of, such as `JobSet vision/train` of 64 pods; None: none is known."""
     job_uid: str | None = None
     """Which of the jobs of that name it is; None: not known."""
+    queue: str | None = None
+    """The queue of its scheduler that admitted it, such as `vision/train`; None: none is known."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Owners that its labels claimed and that it may not name, by level; they are no tags."""
 

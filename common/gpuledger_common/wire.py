@@ -49,7 +49,8 @@ class WireAccelerator(msgspec.Struct, frozen=True, omit_defaults=True):
 class WireWorkload(msgspec.Struct, frozen=True, omit_defaults=True):
     """A workload that holds an accelerator, with its tags and its job at that time.
 
-    `job` is the work that it is a part of (`JobSet vision/train`), `job_uid` which one of that name.
+    `job` is the work that it is a part of (`JobSet vision/train`), `job_uid` which one of that name,
+    `queue` the queue of its scheduler.
     `refused` are owners that it claimed against its namespace, by level: they are no tags.
     Receivers that do not know them ignore them.
     """
@@ -62,6 +63,7 @@ class WireWorkload(msgspec.Struct, frozen=True, omit_defaults=True):
     tags: dict[str, str] = {}
     job: str | None = None
     job_uid: str | None = None
+    queue: str | None = None
     refused: dict[str, str] = {}
 
 

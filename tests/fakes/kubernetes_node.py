@@ -50,12 +50,15 @@ def cluster_owners(
     note: MachineNote | None = None,
     reads_slurm: bool = False,
     ray: RayOwners | None = None,
+    cluster_name: str = "",
 ) -> KubernetesOwners:
     """Owners of node n1 from its kubelet's socket and an API server; `_cluster.refresh()` asks both."""
     account = ApiServer(api.url, api.account)
     view = ClusterView(lambda: list_pods(path), account, "n1", clock=clock)
     polled = PolledValue("kubernetes", view.look, 5, 1e12)
-    return KubernetesOwners(polled, note, reads_slurm=reads_slurm, ray=ray)
+    return KubernetesOwners(
+        polled, note, reads_slurm=reads_slurm, ray=ray, cluster_name=cluster_name
+    )
 
 
 class KubernetesNode:

@@ -78,6 +78,7 @@ def kubernetes_owners(settings: Settings) -> KubernetesOwners | None:
         _machine_note(settings) if is_asked else None,
         reads_slurm=reads_slurm,
         ray=_ray_owners(settings),
+        cluster_name=settings.kubernetes_cluster,
     )
 
 

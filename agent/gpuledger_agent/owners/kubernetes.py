@@ -38,6 +38,7 @@ from gpuledger_agent.owners.labels import MAX_VALUE_CHARACTERS, tags_of
 from gpuledger_agent.owners.machine_note import MachineNote
 from gpuledger_agent.owners.pod_jobs import SLURM_TAG, job_of, people_of
 from gpuledger_agent.owners.pod_owners import refused_levels
+from gpuledger_agent.owners.pod_queues import name_queue, queue_of
 from gpuledger_agent.owners.pod_shares import (
     ClaimKey,
     Claims,
@@ -297,14 +298,15 @@ class KubernetesOwners:
         note: MachineNote | None = None,
         reads_slurm: bool = False,
         ray: RayOwners | None = None,
+        cluster_name: str = "",
     ) -> None:
         """`note`: where the machine is kept for the next start.
 
         `reads_slurm`: whether another owner source knows the jobs of a slurmd on this node. `ray`
-        knows the jobs inside of Ray clusters.
+        knows the jobs inside of Ray clusters. `cluster_name` stands before the names of queues.
         """
         self._cluster, self._note, self._reads_slurm = cluster, note, reads_slurm
-        self._ray = ray
+        self._ray, self._cluster_name = ray, cluster_name
         self._reported: set[tuple[str, ...]] = set()
         self._machine = None if note is None else note.read()
         self._described: dict[_Described, _Description] = {}
@@ -413,10 +415,21 @@ class KubernetesOwners:
             facts, key = cluster.facts.get(part.pod), (part.pod, part.containers)
             known = before.get(key)
             if known is None or known[0] is not facts or known[1] is not space:
-                known = facts, space, workload_of(*part.pod, part.containers, facts, space)
+                known = facts, space, self._workload_of(*part.pod, part.containers, facts, space)
             self._described[key] = known
             holders.append(Holder(known[2], weight))
         return holders
+
+    def _workload_of(
+        self,
+        namespace: str,
+        name: str,
+        containers: Iterable[str],
+        facts: PodFacts | None,
+        space: NamespaceFacts,
+    ) -> Workload:
+        workload = workload_of(namespace, name, containers, facts, space)
+        return replace(workload, queue=name_queue(self._cluster_name, workload.queue))
 
     def describe(self, workload: Workload) -> Workload:
         """A pod known by its processes, with the names and labels that the API server has for its
@@ -428,7 +441,7 @@ class KubernetesOwners:
         for (namespace, name), facts in cluster.facts.items():
             if facts.uid == workload.id:
                 space = cluster.namespaces.get(namespace, NamespaceFacts())
-                pod = workload_of(namespace, name, (), facts, space)
+                pod = self._workload_of(namespace, name, (), facts, space)
                 tags = {**workload.tags, **pod.tags}
                 # The user of the process stays where the pod names none.
                 return replace(pod, user=pod.user or workload.user, tags=tags)
@@ -522,5 +535,6 @@ def workload_of(
         tags=tags_of(labels) | own | ({"pod_uid": facts.uid} if facts.uid else {}),
         job=None if job is None else job.title,
         job_uid=None if job is None else job.uid or None,
+        queue=queue_of(namespace, facts.labels, facts.annotations, facts.scheduler),
         refused={level: name[:MAX_VALUE_CHARACTERS] for level, name in refused.items()},
     )

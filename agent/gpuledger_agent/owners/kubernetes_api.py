@@ -65,6 +65,8 @@ class PodFacts:
     annotations: Mapping[str, str] = field(default_factory=dict)
     """Those that are read (`ANNOTATIONS`) and not too long."""
     controller: Controller | None = None
+    scheduler: str = ""
+    """Which scheduler binds it; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class _Annotations(
         "slurm_partition": "slurmjob.slinky.slurm.net/partition",
         "slurm_wckey": "slurmjob.slinky.slurm.net/wckey",
         "volcano_devices": "volcano.sh/vgpu-ids-new",
+        "volcano_queue": "scheduling.volcano.sh/queue-name",
     },
 ):
     """The annotations of pods and namespaces that are read; no other one is decoded."""
@@ -143,6 +146,7 @@ class _Annotations(
     slurm_partition: str | None = None
     slurm_wckey: str | None = None
     volcano_devices: str | None = None
+    volcano_queue: str | None = None
 
 
 ANNOTATIONS = {entry.name: entry.encode_name for entry in msgspec.structs.fields(_Annotations)}
@@ -216,6 +220,7 @@ class _Spec(msgspec.Struct):
     pool: _Pool = msgspec.field(default_factory=_Pool)
     devices: list[_Device] | None = None
     provider_id: str = msgspec.field(default="", name="providerID")
+    scheduler: str = msgspec.field(default="", name="schedulerName")
 
 
 class _Result(msgspec.Struct):
@@ -289,6 +294,7 @@ class ApiServer:
                 item.status.phase in {"Succeeded", "Failed"},
                 _annotations(item.metadata),
                 _controller(item.metadata),
+                item.spec.scheduler,
             )
             for item in self._list(
                 "/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"}, _Item

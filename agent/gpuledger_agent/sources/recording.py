@@ -39,7 +39,7 @@ WORKLOAD_KINDS = frozenset(
 )
 
 
-_OPTIONAL_TEXTS = ("user", "account", "name", "job", "job_uid")
+_OPTIONAL_TEXTS = ("user", "account", "name", "job", "job_uid", "queue")
 _LABEL = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 
 

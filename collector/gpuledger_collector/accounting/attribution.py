@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath, path_of
 from gpuledger_collector.accounting.reserved_names import escape_name
 
-FACTS = ("kind", "user", "account", "name", "job", "pool", "node")
+FACTS = ("kind", "user", "account", "name", "job", "queue", "pool", "node")
 """Names that a rule may match in addition to tags."""
 
 MAX_PATH_BYTES = 2_600
@@ -73,6 +73,8 @@ class WorkloadFacts:
     """Kind, scope and id: what tells workloads apart whatever numbers they got."""
     job: str = ""
     """The work that it is a part of, such as `JobSet vision/train`."""
+    queue: str = ""
+    """The queue of its scheduler, such as `vision/train`."""
 
     def has_kind(self, pattern: str) -> bool:
         """Whether a pattern names the kind. A job of Slurm is one by whichever way it came."""

@@ -36,12 +36,13 @@ _Number = TypeVar("_Number", int, Decimal)
 
 UNATTRIBUTED = "(unattributed)"
 UNPRICED = "(unpriced)"
+NO_QUEUE = "(no queue)"
 WASTED_STATES = (UNALLOCATED, STRANDED, COMMITMENT_UNUSED)
 """States whose whole cost is waste; of held time only the idle part is (accounting.waste)."""
-DIMENSIONS = (*LEVELS, "workload", "job", "pool", "model", "node", "region")
+DIMENSIONS = (*LEVELS, "workload", "job", "queue", "pool", "model", "node", "region")
 """What a report can be grouped by."""
 _HOURS_UNIT = GPU_NS_PER_HOUR // 10**6
-_OWNER_DIMENSIONS = frozenset((*LEVELS, "workload", "job"))
+_OWNER_DIMENSIONS = frozenset((*LEVELS, "workload", "job", "queue"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,7 +387,8 @@ def holder_keys(line: ChargedLine, by: Sequence[str]) -> tuple[str, ...]:
         named = zip(line.keys, by, strict=True)
         # An adjustment is paid by an owner and is no workload's: in that column stands its kind.
         kind = UNATTRIBUTED if line.state in {HELD, NODE_COST} else f"({line.state})"
-        nobody = {"workload": kind, "job": kind}
+        queue = NO_QUEUE if line.state in {HELD, NODE_COST} else kind
+        nobody = {"workload": kind, "job": kind, "queue": queue}
         return tuple(
             [
                 _show_key(key, name)

@@ -30,12 +30,24 @@ class UsageRow:
     user: str | None = None
     account: str | None = None
     job_name: str | None = None
+    queue: str | None = None
+    """The queue of a Kubernetes scheduler; a partition of Slurm is a pool."""
     submitted_ms: int | None = None
     state: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
-OPTIONAL = ("gpu_model", "pool", "node", "user", "account", "job_name", "submitted_ms", "state")
+OPTIONAL = (
+    "gpu_model",
+    "pool",
+    "node",
+    "user",
+    "account",
+    "job_name",
+    "queue",
+    "submitted_ms",
+    "state",
+)
 """Fields of a UsageRow that a file need not have."""
 
 

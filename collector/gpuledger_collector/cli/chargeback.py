@@ -98,7 +98,8 @@ def chargeback(
         Option(
             "--by",
             help=(
-                "Columns: levels of the owner tree, workload, job, pool, model, node, region; or share."
+                "Columns: levels of the owner tree, workload, job, queue, pool, model, node, region;"
+                " or share."
             ),
         ),
     ] = "team",

@@ -121,7 +121,7 @@ class DeclaredInference(Dated):
             raise refusal(
                 "bad_match",
                 f"names a {where[0]}, and a server is known by what it is, not by where it runs:"
-                " name tags, or kind, name, job, user or account",
+                " name tags, or kind, name, job, queue, user or account",
             )
         return served_by
 

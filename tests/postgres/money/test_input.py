@@ -295,7 +295,7 @@ def test_names_of_other_tools_are_translated(run, name, cure) -> None:
     code, out, err = run("chargeback", "--by", name)
     assert (code, out) == (2, "")
     assert err.endswith(
-        "is none of org, team, project, experiment, run, user, workload, job, pool, model, node,"
+        "is none of org, team, project, experiment, run, user, workload, job, queue, pool, model, node,"
         f" region; {cure}"
     )
 

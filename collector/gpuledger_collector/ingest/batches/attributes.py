@@ -122,9 +122,11 @@ def workload_content(key: str, record: WireWorkload) -> Content:
     """The attributes of a workload that a bill depends on."""
     # Sorted, so that the order in which an agent lists the tags makes no difference.
     attributes = [record.user, record.account, record.name, sorted(record.tags.items())]
-    # Only where there is one: without a job, content and digest are those of earlier versions.
-    if record.job is not None:
+    # Only where there is one: without them, content and digest are those of earlier versions.
+    if record.job is not None or record.queue is not None:
         attributes += [record.job, record.job_uid]
+    if record.queue is not None:
+        attributes.append(record.queue)
     return "workload", key, json.dumps(attributes, ensure_ascii=False)
 
 
@@ -517,7 +519,7 @@ def write_accelerators(connection: Connection, records: list[WireAccelerator]) -
 def write_workloads(connection: Connection, entries: list[_Entry], now_ms: int) -> dict[str, int]:
     """Write rows for new or changed workloads, each key once; return ids by key.
 
-    A user, an account, a name or a job of None keeps what is stored; tags are replaced.
+    A user, an account, a name, a job or a queue of None keeps what is stored; tags are replaced.
     """
     if not entries:
         return {}
@@ -525,15 +527,16 @@ def write_workloads(connection: Connection, entries: list[_Entry], now_ms: int) 
     connection.execute(
         """
         INSERT INTO workload AS old
-            (key, kind, external_id, user_name, account, name, job, job_uid, tags, first_seen_at)
-        SELECT key, kind, id, user_name, account, name, job, job_uid, tags::jsonb, %s
+            (key, kind, external_id, user_name, account, name, job, job_uid, queue, tags, first_seen_at)
+        SELECT key, kind, id, user_name, account, name, job, job_uid, queue, tags::jsonb, %s
         FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
-                    %s::text[])
-            AS new (key, kind, id, user_name, account, name, job, job_uid, tags)
+                    %s::text[], %s::text[])
+            AS new (key, kind, id, user_name, account, name, job, job_uid, queue, tags)
         ON CONFLICT (key) DO UPDATE SET
             user_name = coalesce(excluded.user_name, old.user_name), account = coalesce(excluded.account, old.account),
             name = coalesce(excluded.name, old.name), job = coalesce(excluded.job, old.job),
             job_uid = CASE WHEN excluded.job IS NULL THEN old.job_uid ELSE excluded.job_uid END,
+            queue = coalesce(excluded.queue, old.queue),
             tags = excluded.tags, last_seen_at = excluded.last_seen_at
         """,
         (
@@ -541,7 +544,7 @@ def write_workloads(connection: Connection, entries: list[_Entry], now_ms: int) 
             keys,
             *[
                 [getattr(record, name) for record in records]
-                for name in ("kind", "id", "user", "account", "name", "job", "job_uid")
+                for name in ("kind", "id", "user", "account", "name", "job", "job_uid", "queue")
             ],
             [json.dumps(record.tags) for record in records],
         ),
@@ -586,15 +589,17 @@ def write_workload_attributes(
     wanted = [content for content in contents if content[0] == "workload"]
     if not wanted:
         return {}
-    # Content without a job ends with the tags.
-    read = ((*json.loads(content[2]), None, None)[:6] for content in wanted)
-    users, accounts, names, tags, jobs, uids = zip(*read, strict=True)
+    # Content without job and queue ends with the tags.
+    read = ((*json.loads(content[2]), None, None, None)[:7] for content in wanted)
+    users, accounts, names, tags, jobs, uids, queues = zip(*read, strict=True)
     connection.execute(
         """
-        INSERT INTO workload_attributes (workload_id, digest, user_name, account, name, tags, job, job_uid)
-        SELECT id, digest, user_name, account, name, tags::jsonb, job, job_uid
-        FROM unnest(%s::bigint[], %s::bytea[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[])
-            AS new (id, digest, user_name, account, name, tags, job, job_uid)
+        INSERT INTO workload_attributes
+            (workload_id, digest, user_name, account, name, tags, job, job_uid, queue)
+        SELECT id, digest, user_name, account, name, tags::jsonb, job, job_uid, queue
+        FROM unnest(%s::bigint[], %s::bytea[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+                    %s::text[])
+            AS new (id, digest, user_name, account, name, tags, job, job_uid, queue)
         ON CONFLICT (workload_id, digest) DO NOTHING
         """,
         (
@@ -606,6 +611,7 @@ def write_workload_attributes(
             [json.dumps(dict(pairs)) for pairs in tags],
             list(jobs),
             list(uids),
+            list(queues),
         ),
     )
     return _attribute_ids(connection, "workload", wanted, ids)

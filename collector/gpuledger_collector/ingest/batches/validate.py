@@ -377,6 +377,7 @@ def check_workload(workload: WireWorkload) -> str | None:
             "name": 1000,
             "job": 1000,
             "job_uid": 1000,
+            "queue": 1000,
         },
     ):
         return reason

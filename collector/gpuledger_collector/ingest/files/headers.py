@@ -96,6 +96,8 @@ SYNONYMS = {
 """Other names of the columns, in lower case with underscores and without accents: English, German,
 French, Spanish, Italian.
 """
+ONLY_CHOSEN = frozenset({"queue"})
+"""Meanings that `--column` alone gives: a column called queue is that of Slurm, a partition."""
 DELIMITERS = ",;\t|"
 TAG = "tag:"
 TEAM, NAMESPACE = "tag:team", "tag:namespace"
@@ -187,9 +189,10 @@ def column_meanings(
                     f"is no column; there are {_list_names(header)}",
                 )
             )
+    by_names = [meaning for meaning in known if meaning not in ONLY_CHOSEN]
     columns: dict[str, str | None] = {}
     for name in header:
-        by_name = _meaning(name, known)
+        by_name = _meaning(name, by_names)
         # What an option gives to one column is no other's.
         columns[name] = chosen.get(name) or (None if by_name in options.columns else by_name)
     for meaning in sorted(filter(None, set(columns.values()))):

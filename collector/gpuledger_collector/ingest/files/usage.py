@@ -90,6 +90,7 @@ class _Usage(Row):
     user: Text | None = None
     account: Text | None = None
     job_name: Text | None = None
+    queue: Text | None = None
     submitted_ms: _Instant | None = Field(None, alias="submitted")
     state: Text = ""
 
@@ -229,6 +230,7 @@ def _usage_row(
         user=usage.user and intern(usage.user),
         account=usage.account and intern(usage.account),
         job_name=usage.job_name,
+        queue=usage.queue and intern(usage.queue),
         submitted_ms=usage.submitted_ms,
         state=intern(usage.state),
         tags=tags,

@@ -522,7 +522,7 @@ def read_entities(
             row.number: to_object(Workload, row)
             for row in rows(
                 "SELECT id AS number, external_id AS id, kind, user_name AS user, account, name,"
-                " tags, job, job_uid FROM workload WHERE id",
+                " tags, job, job_uid, queue FROM workload WHERE id",
                 {number for scrape in scrapes for number in scrape.workload_ids},
             )
         },
@@ -539,7 +539,8 @@ def read_entities(
             row.number: (row.workload_id, to_object(Workload, row))
             for row in rows(
                 "SELECT t.id AS number, w.id AS workload_id, w.external_id AS id, w.kind,"
-                " t.user_name AS user, t.account, t.name, t.tags, t.job, t.job_uid FROM workload_attributes t JOIN"
+                " t.user_name AS user, t.account, t.name, t.tags, t.job, t.job_uid,"
+                " t.queue FROM workload_attributes t JOIN"
                 " workload w ON w.id = t.workload_id WHERE t.id",
                 {number for scrape in scrapes for number in scrape.workload_attributes},
             )

@@ -77,7 +77,7 @@ def lines(
             UNION ALL SELECT {_COLUMNS}, booked_day_ms, day_ms, {reports.AMENDS if apart else "''"} FROM correction
             WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s
         ) l LEFT JOIN price p ON p.id = l.price_id LEFT JOIN owner o ON o.id = l.owner_id
-        LEFT JOIN workload w ON w.id = l.workload_id{reports.CLOSED_WORKLOADS if "job" in by else ""}
+        LEFT JOIN workload w ON w.id = l.workload_id{reports.CLOSED_WORKLOADS if reports.reads_closed(by) else ""}
         GROUP BY {groups} ORDER BY {groups}
         """,
         {

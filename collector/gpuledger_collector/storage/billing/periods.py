@@ -125,8 +125,9 @@ def close(
         )
     connection.execute(
         """
-        INSERT INTO closed_workload (period_start_ms, workload_id, name, user_name, tags, job, job_uid)
-        SELECT %(start)s, w.id, w.name, w.user_name, w.tags, w.job, w.job_uid FROM workload w WHERE w.id IN (
+        INSERT INTO closed_workload (period_start_ms, workload_id, name, user_name, tags, job, job_uid, queue)
+        SELECT %(start)s, w.id, w.name, w.user_name, w.tags, w.job, w.job_uid, w.queue
+        FROM workload w WHERE w.id IN (
             SELECT workload_id FROM charge WHERE day_ms >= %(start)s AND day_ms < %(end)s
             UNION SELECT workload_id FROM correction WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s)
         """,

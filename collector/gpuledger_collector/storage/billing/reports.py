@@ -124,12 +124,18 @@ CHARGE_DIMENSIONS = {
     "workload": _WORKLOAD,
     # As it was when the month was closed, and a line of its own for what belongs to no job.
     "job": f"coalesce(CASE WHEN k.workload_id IS NULL THEN w.job ELSE k.job END, {_WORKLOAD})",
+    "queue": "CASE WHEN k.workload_id IS NULL THEN w.queue ELSE k.queue END",
     COMMITMENT_REGION: (
         "(SELECT m.region FROM commitment m WHERE m.id = l.commitment_id "
         "AND l.state = 'commitment_unused')"
     ),
     CORRECTED_DAY: "l.amended_ms::text",
 }
+
+
+def reads_closed(by: Sequence[str]) -> bool:
+    """Whether lines by these dimensions read what was known of workloads at the close."""
+    return "job" in by or "queue" in by
 
 
 AMENDS = """coalesce((SELECT p.name FROM billing_period p WHERE p.start_ms <= day_ms AND p.end_ms > day_ms),
@@ -182,9 +188,9 @@ def lines_query(by: Sequence[str], *, apart: bool = False, own_levels: Sequence[
     daily = all(name in _DAY_DIMENSIONS for name in by)
     dimensions = _DAY_DIMENSIONS if daily else CHARGE_DIMENSIONS
     joins = "LEFT JOIN owner o ON o.id = l.owner_id"
-    if "workload" in by or "job" in by:
+    if "workload" in by or reads_closed(by):
         joins += " LEFT JOIN workload w ON w.id = l.workload_id"
-    if "job" in by:
+    if reads_closed(by):
         joins += CLOSED_WORKLOADS
     # An array, so that it is known before any line is read: others' lines are neither added up nor
     # joined.

@@ -30,24 +30,29 @@ from gpuledger_collector.storage.telemetry import archive, partitions
 from gpuledger_common.catalog import HOT
 from gpuledger_common.instants import to_datetime
 
-_INCOMING = """key, external_id, user_name, account, name, tags, start_ms, end_ms, gpu_micro, gpu_model, pool, node,
-    submitted_ms, state"""
+_INCOMING = """key, external_id, user_name, account, name, queue, tags, start_ms, end_ms, gpu_micro, gpu_model, pool,
+    node, submitted_ms, state"""
 _COMPARED = (
-    ("w", ("user_name", "account", "name", "tags")),
+    ("w", ("user_name", "account", "name", "queue", "tags")),
     (
         "u",
         ("start_ms", "end_ms", "gpu_micro", "gpu_model", "pool", "node", "submitted_ms", "state"),
     ),
 )
-_STORED = {"user": "w.user_name", "account": "w.account", "job_name": "w.name"}
+_STORED = {"user": "w.user_name", "account": "w.account", "job_name": "w.name", "queue": "w.queue"}
 """Where the optional fields of a row are stored, unless in the column of `imported_usage` with
 their name.
 """
 
 USAGE_STAGES, SAMPLE_STAGES = 5, 3
 """What every row passes: copying, comparing, and what is written of it."""
+# Only where there is one: without a queue, the digest is that of earlier versions.
 _DIGEST = (
-    "sha256(convert_to(jsonb_build_array(i.user_name, i.account, i.name, i.tags)::text, 'UTF8'))"
+    "sha256(convert_to((jsonb_build_array(i.user_name, i.account, i.name, i.tags) || CASE WHEN"
+    " i.queue IS NULL THEN '[]'::jsonb ELSE jsonb_build_array(i.queue) END)::text, 'UTF8'))"
+)
+_SAID_QUEUE = (
+    "CASE WHEN {0}.queue IS NULL THEN '{{}}'::jsonb ELSE jsonb_build_object('queue', {0}.queue) END"
 )
 
 
@@ -120,8 +125,9 @@ def _find_changed(connection: Connection) -> None:
         " u.workload_id AS known, u.start_ms AS old_start_ms, u.end_ms AS old_end_ms, CASE WHEN"
         " u.workload_id IS NOT NULL THEN jsonb_build_object('gpu_micro', u.gpu_micro, 'gpu_model',"
         " u.gpu_model, 'pool', u.pool, 'node', u.node, 'user', w.user_name, 'account', w.account,"
-        " 'tags', w.tags) END AS old_said FROM incoming i LEFT JOIN workload w USING (key) LEFT"
-        " JOIN imported_usage u ON u.workload_id = w.id WHERE u.workload_id IS NULL OR"
+        f" 'tags', w.tags) || {_SAID_QUEUE.format('w')} END AS old_said"
+        " FROM incoming i LEFT JOIN workload w USING (key) LEFT JOIN imported_usage u ON"
+        " u.workload_id = w.id WHERE u.workload_id IS NULL OR"
         f" ({', '.join(theirs)}) IS DISTINCT FROM ({', '.join(ours)})"
     )
 
@@ -129,10 +135,12 @@ def _find_changed(connection: Connection) -> None:
 def _write_workloads(connection: Connection, now_ms: int) -> None:
     """Write the workloads of changed rows."""
     connection.execute(
-        "INSERT INTO workload (key, kind, external_id, user_name, account, name, tags,"
-        " first_seen_at) SELECT key, 'imported', external_id, user_name, account, name, tags, %s"
+        "INSERT INTO workload (key, kind, external_id, user_name, account, name, queue, tags,"
+        " first_seen_at) SELECT key, 'imported', external_id, user_name, account, name, queue,"
+        " tags, %s"
         " FROM changed ORDER BY key ON CONFLICT (key) DO UPDATE SET user_name = excluded.user_name,"
-        " account = excluded.account, name = excluded.name, tags = excluded.tags",
+        " account = excluded.account, name = excluded.name, queue = excluded.queue,"
+        " tags = excluded.tags",
         (to_datetime(now_ms),),
     )
 
@@ -196,8 +204,8 @@ def _fill_from_known(connection: Connection, columns: UsageColumns) -> int:
 def _write_attributes(connection: Connection) -> None:
     """Write the attributes of the workloads of changed rows, one row per content."""
     connection.execute(
-        "INSERT INTO workload_attributes (workload_id, digest, user_name, account, name, tags)"
-        " SELECT w.id, c.digest, c.user_name, c.account, c.name, c.tags FROM changed c JOIN"
+        "INSERT INTO workload_attributes (workload_id, digest, user_name, account, name, queue, tags)"
+        " SELECT w.id, c.digest, c.user_name, c.account, c.name, c.queue, c.tags FROM changed c JOIN"
         " workload w USING (key) ON CONFLICT (workload_id, digest) DO NOTHING"
     )
 
@@ -208,7 +216,8 @@ def _record_updates(connection: Connection, now_ms: int) -> None:
         connection,
         "SELECT c.external_id, c.old_start_ms, c.old_end_ms, c.old_said, c.start_ms, c.end_ms,"
         " jsonb_build_object('gpu_micro', c.gpu_micro, 'gpu_model', c.gpu_model, 'pool', c.pool,"
-        " 'node', c.node, 'user', c.user_name, 'account', c.account, 'tags', c.tags) AS content"
+        " 'node', c.node, 'user', c.user_name, 'account', c.account, 'tags', c.tags)"
+        f" || {_SAID_QUEUE.format('c')} AS content"
         " FROM"
         " changed c WHERE c.known IS NOT NULL ORDER BY c.external_id",
     )
@@ -228,7 +237,8 @@ def _record_updates(connection: Connection, now_ms: int) -> None:
 def _copy_incoming(connection: Connection, rows: Iterable[UsageRow]) -> None:
     connection.execute(
         "CREATE TEMP TABLE incoming (key text, external_id text, user_name text, account text, name"
-        " text, tags jsonb, start_ms bigint, end_ms bigint, gpu_micro bigint, gpu_model text, pool"
+        " text, queue text, tags jsonb, start_ms bigint, end_ms bigint, gpu_micro bigint, gpu_model"
+        " text, pool"
         " text, node text, submitted_ms bigint, state text) ON COMMIT DROP"
     )
     with connection.cursor().copy(f"COPY incoming ({_INCOMING}) FROM STDIN") as copy:
@@ -240,6 +250,7 @@ def _copy_incoming(connection: Connection, rows: Iterable[UsageRow]) -> None:
                     row.user,
                     row.account,
                     row.job_name,
+                    row.queue,
                     json.dumps(dict(row.tags)),
                     row.start_ms,
                     row.end_ms,

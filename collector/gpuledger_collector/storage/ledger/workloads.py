@@ -21,7 +21,8 @@ def facts(connection: Connection, ids: Sequence[int]) -> dict[int, WorkloadFacts
         for workload in select_as(
             connection,
             WorkloadFacts,
-            "SELECT id, kind, user_name AS user, account, name, tags, key, coalesce(job, '') AS job"
+            "SELECT id, kind, user_name AS user, account, name, tags, key, coalesce(job, '') AS job,"
+            " coalesce(queue, '') AS queue"
             " FROM workload WHERE id = ANY(%s)",
             (list(ids),),
         )
@@ -48,7 +49,8 @@ def attributes(connection: Connection, ids: Sequence[int]) -> dict[int, Workload
         for row in select(
             connection,
             "SELECT w.id, w.kind, t.user_name AS user, t.account, t.name, t.tags, w.key,"
-            " coalesce(t.job, '') AS job, t.id AS attributes_id FROM unnest(%s::bigint[]) AS n (id) CROSS JOIN LATERAL"
+            " coalesce(t.job, '') AS job, coalesce(t.queue, '') AS queue, t.id AS attributes_id"
+            " FROM unnest(%s::bigint[]) AS n (id) CROSS JOIN LATERAL"
             " (SELECT *"
             " FROM workload_attributes WHERE id = n.id OFFSET 0) t CROSS JOIN LATERAL (SELECT id,"
             " kind, key"
@@ -66,7 +68,8 @@ def reports(connection: Connection, ids: Sequence[int]) -> dict[int, dict[int, W
     for row in select(
         connection,
         "SELECT w.id, w.kind, t.user_name AS user, t.account, t.name, t.tags, w.key,"
-        " coalesce(t.job, '') AS job, t.id AS attributes_id FROM workload_attributes t JOIN"
+        " coalesce(t.job, '') AS job, coalesce(t.queue, '') AS queue, t.id AS attributes_id"
+        " FROM workload_attributes t JOIN"
         " workload w ON w.id = t.workload_id WHERE t.workload_id = ANY(%s) ORDER BY t.id",
         (list(ids),),
     ):

@@ -78,7 +78,7 @@ def charge_columns() -> list[sa.Column[Any]]:
 
 
 def job_columns() -> list[sa.Column[Any]]:
-    """Declare the job of a workload."""
+    """Declare the job and the queue of a workload."""
     return [
         column(
             "job",
@@ -87,6 +87,12 @@ def job_columns() -> list[sa.Column[Any]]:
             nullable=True,
         ),
         column("job_uid", TEXT, "which job of that name; null: not known", nullable=True),
+        column(
+            "queue",
+            TEXT,
+            "the queue of its scheduler, such as vision/train; null: none known",
+            nullable=True,
+        ),
     ]
 
 
