@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuledger_agent import exposition, gateways, push, queue, serving
-from gpuledger_agent.owners import containers, grpc_unix, kubernetes_api, ray
+from gpuledger_agent.owners import containers, grpc_unix, ray
+from gpuledger_common import kubernetes_client
 from gpuledger_common.admission import NONE, Admission
 from gpuledger_common.profiles import fetch, lines, page
 
@@ -81,12 +82,12 @@ FETCHED: Mapping[str, tuple[Admission, ...]] = {
             "tenants, models and backends of 500 characters",
         ),
     ),
-    "gpuledger_agent.owners.kubernetes_api": (
+    "gpuledger_common.kubernetes_client": (
         _fetched_row(
             "answer of the Kubernetes API server",
-            kubernetes_api.MAX_PAGE_BYTES,
-            f"{kubernetes_api.MAX_PAGES} pages",
-            f"{kubernetes_api.LIST_S:g} s for a list with all its pages",
+            kubernetes_client.MAX_PAGE_BYTES,
+            f"{kubernetes_client.MAX_PAGES} pages",
+            f"{kubernetes_client.LIST_S:g} s for a list with all its pages",
             _OWN_THREAD,
             NONE,
             "labels of pods",

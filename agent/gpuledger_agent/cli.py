@@ -369,8 +369,9 @@ def queued_workloads(
         from gpuledger_agent.queue import slurm
 
         return ":".join(filter(None, ["slurm", given.name])), slurm.pending(given.pool)
-    from gpuledger_agent.owners.kubernetes_api import ApiServer, in_cluster_url
+    from gpuledger_agent.owners.kubernetes_api import ApiServer
     from gpuledger_agent.queue import kubernetes
+    from gpuledger_common.kubernetes_client import in_cluster_url
 
     url, account = settings.kubernetes_api_url or in_cluster_url(), settings.kubernetes_account_dir
     if not url or url == "off" or account is None:

@@ -10,17 +10,10 @@ import pytest
 import yaml
 
 from fakes.ready_engines import control_plane
-from gpuledger_agent.owners.kubernetes_api import (
-    ApiFailed,
-    ApiServer,
-    ClaimedDevice,
-    NoSuchResource,
-    NotAllowed,
-    OfferedDevice,
-    PodFacts,
-)
+from gpuledger_agent.owners.kubernetes_api import ApiServer, ClaimedDevice, OfferedDevice, PodFacts
 from gpuledger_agent.owners.pod_jobs import Controller
 from gpuledger_agent.queue import kubernetes
+from gpuledger_common.kubernetes_client import ApiFailed, NoSuchResource, NotAllowed
 from gpuledger_common.readings import Machine
 
 pytestmark = pytest.mark.slow

@@ -52,8 +52,9 @@ def kubernetes_owners(settings: Settings) -> KubernetesOwners | None:
         )
         return None
     from gpuledger_agent.owners.kubernetes import ClusterView, KubernetesOwners
-    from gpuledger_agent.owners.kubernetes_api import ApiServer, in_cluster_url
+    from gpuledger_agent.owners.kubernetes_api import ApiServer
     from gpuledger_agent.owners.podresources import list_pods
+    from gpuledger_common.kubernetes_client import in_cluster_url
 
     url = (
         None

@@ -23,13 +23,10 @@ from typing import TYPE_CHECKING
 
 from gpuledger_agent.owners.device_names import is_gpu, is_virtual, resolve
 from gpuledger_agent.owners.kubernetes_api import (
-    ApiFailed,
     ApiServer,
     ClaimedDevice,
     DeviceKey,
     NamespaceFacts,
-    NoSuchResource,
-    NotAllowed,
     OfferedDevice,
     PodFacts,
     ShareKey,
@@ -55,6 +52,7 @@ from gpuledger_agent.owners.pod_shares import (
 from gpuledger_agent.owners.podresources import AllocatedDevice, AllocatedPod
 from gpuledger_agent.owners.polling import PolledValue
 from gpuledger_agent.owners.slinky import bridged_job_of, is_slurm_node
+from gpuledger_common.kubernetes_client import ApiFailed, NoSuchResource, NotAllowed
 from gpuledger_common.readings import Accelerator, Holder, Holders, Machine, Sample, Workload
 
 if TYPE_CHECKING:

@@ -1,10 +1,9 @@
 """Facts on a node's pods that pod-resources does not have, from the API server: UID, phase, labels,
 annotations, the controller; labels of namespaces; claims.
 
-`GET /api/v1/pods?fieldSelector=spec.nodeName=NODE` with a service account's token, which is read
-anew each time because the kubelet rotates it. Needs `list` on pods, on namespaces for their labels,
-and, where devices are allocated by claims, `list` on resourceslices and `get` on resourceclaims;
-`get` on nodes for the labels of its own.
+`GET /api/v1/pods?fieldSelector=spec.nodeName=NODE` with a service account's token. Needs `list` on
+pods, on namespaces for their labels, and, where devices are allocated by claims, `list` on
+resourceslices and `get` on resourceclaims; `get` on nodes for the labels of its own.
 
 Annotations may be 256 KiB long, so only the ones named here are decoded, and each only up to a
 bound.
@@ -12,44 +11,21 @@ bound.
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import os
-import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote
 
 import msgspec
 
 from gpuledger_agent.owners.node_labels import machine_of
 from gpuledger_agent.owners.pod_jobs import Controller
-from gpuledger_common.http_exchange import BoundedConnection
-from gpuledger_common.readings import AgentError, Machine
+from gpuledger_common.kubernetes_client import Item, KubernetesClient, NoSuchResource
+from gpuledger_common.readings import Machine
 
-MAX_PAGE_BYTES = 16 * 1024 * 1024
-MAX_PAGES = 64
-LIST_S = 10.0
-"""How long a list may take with all its pages."""
 MAX_ANNOTATION_CHARACTERS = 16_384
 """A longer one is left out: a part of a list of cards would name other shares than the whole."""
-_PAGE = 100
-
-
-class ApiFailed(AgentError):
-    """The API server gave no usable answer; the message says why."""
-
-
-class NoSuchResource(ApiFailed):
-    """The API server does not serve this version of a resource."""
-
-
-class NotAllowed(ApiFailed):
-    """The account has no right to ask this: its role lacks a rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,36 +230,11 @@ class _Item(msgspec.Struct):
     status: _Status = msgspec.field(default_factory=_Status)
 
 
-class _ListMetadata(msgspec.Struct):
-    """The metadata of a list: where it continues."""
-
-    next: str = msgspec.field(default="", name="continue")
-
-
-Item = TypeVar("Item")
-
-
-class _ListPage(msgspec.Struct, Generic[Item]):
-    items: list[Item] | None = None
-    metadata: _ListMetadata = msgspec.field(default_factory=_ListMetadata)
-
-
-def in_cluster_url() -> str | None:
-    """The API server's address in the environment of every pod; None outside of a cluster."""
-    host, port = (
-        os.environ.get("KUBERNETES_SERVICE_HOST"),
-        os.environ.get("KUBERNETES_SERVICE_PORT", "443"),
-    )
-    if not host:
-        return None
-    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-
-
-class ApiServer:
-    """Asks an API server; `account` is a folder with `token` and `ca.crt`."""
+class ApiServer(KubernetesClient):
+    """Asks for what an agent needs; `account` is a folder with `token` and `ca.crt`."""
 
     def __init__(self, url: str, account: Path, timeout_s: float = 2.0) -> None:
-        self._url, self._account, self._timeout_s = urlsplit(url), account, timeout_s
+        super().__init__(url, account / "token", account / "ca.crt", timeout_s)
 
     def pods(self, node: str) -> dict[tuple[str, str], PodFacts]:
         """Facts by (namespace, name) of the pods bound to a node. Raises ApiFailed."""
@@ -354,52 +305,6 @@ class ApiServer:
             )
             for entry in allocation.devices.results or ()
         }
-
-    def _list(self, path: str, query: Mapping[str, str], kind: type[Item]) -> Iterator[Item]:
-        next_page, until = "", time.monotonic() + LIST_S
-        for _ in range(MAX_PAGES):
-            position = {"continue": next_page} if next_page else {}
-            page = self._page(
-                f"{path}?{urlencode({**query, 'limit': str(_PAGE), **position})}", until, kind
-            )
-            yield from page.items or ()
-            next_page = page.metadata.next
-            if not next_page:
-                return
-        raise ApiFailed(f"{path}: more than {MAX_PAGES} pages")
-
-    def _page(self, target: str, until: float, kind: type[Item]) -> _ListPage[Item]:
-        return self._get(target, until, _ListPage[kind])  # type: ignore[valid-type]
-
-    def _get(self, target: str, until: float, kind: type[Item]) -> Item:
-        resource = f"API server {self._url.netloc}{target.partition('?')[0]}"
-        try:
-            token = (self._account / "token").read_text(encoding="ascii").strip()
-            headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
-            connection = BoundedConnection(
-                f"https://{self._url.netloc}",
-                timeout_s=max(0.0, min(self._timeout_s, until - time.monotonic())),
-                max_bytes=MAX_PAGE_BYTES,
-                tls=partial(ssl.create_default_context, cafile=str(self._account / "ca.crt")),
-            )
-            with contextlib.closing(connection):
-                answer = connection.exchange("GET", target, headers=headers)
-        except (
-            OSError,
-            http.client.HTTPException,
-            ValueError,
-        ) as error:  # ValueError: a malformed token or CA
-            raise ApiFailed(f"{resource}: {error or type(error).__name__}") from error
-        if answer.status == http.client.NOT_FOUND:
-            raise NoSuchResource(f"{resource}: there is no such resource")
-        if answer.status == http.client.FORBIDDEN:
-            raise NotAllowed(f"{resource}: HTTP status {answer.status}")
-        if answer.status != http.client.OK:
-            raise ApiFailed(f"{resource}: HTTP status {answer.status}")
-        try:
-            return msgspec.json.decode(answer.body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ApiFailed(f"{resource}: {error}") from error
 
 
 def _annotations(metadata: _Metadata) -> dict[str, str]:

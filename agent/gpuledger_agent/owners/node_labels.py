@@ -9,15 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpuledger_common.node_pools import pool_of
 from gpuledger_common.readings import Machine
 
-_POOLS = (
-    "karpenter.sh/nodepool",
-    "cloud.google.com/gke-nodepool",
-    "eks.amazonaws.com/nodegroup",
-    "kubernetes.azure.com/agentpool",
-    "agentpool",
-)
 _PURCHASES: Mapping[str, Mapping[str, str]] = {
     "karpenter.sh/capacity-type": {
         "spot": "spot",
@@ -57,7 +51,7 @@ def machine_of(labels: Mapping[str, str], provider_id: str) -> Machine:
         "",
     )
     return Machine(
-        pool=_first(labels, _POOLS),
+        pool=pool_of(labels)[:MAX_CHARACTERS],
         purchase=purchase,
         instance_type=_first(labels, _TYPES),
         region=_first(labels, _REGIONS),

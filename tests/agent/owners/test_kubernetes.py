@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fakes import kubelet
 from fakes.apiserver import TOKEN, api_server
 from gpuledger_agent.holder_observations import observe_holders
-from gpuledger_agent.owners import kubernetes_api, open_owners
+from gpuledger_agent.owners import open_owners
 from gpuledger_agent.owners.device_names import resolve
 from gpuledger_agent.owners.grpc_unix import MAX_MESSAGE_BYTES, CallFailed, call
 from gpuledger_agent.owners.kubernetes import (
@@ -27,16 +27,11 @@ from gpuledger_agent.owners.kubernetes import (
     KubernetesOwners,
     uids_by_logs,
 )
-from gpuledger_agent.owners.kubernetes_api import (
-    ApiFailed,
-    ApiServer,
-    NamespaceFacts,
-    OfferedDevice,
-    PodFacts,
-)
+from gpuledger_agent.owners.kubernetes_api import ApiServer, NamespaceFacts, OfferedDevice, PodFacts
 from gpuledger_agent.owners.podresources import LIST, AllocatedDevice, AllocatedPod, list_pods
 from gpuledger_agent.owners.polling import NoRecentAnswer, PolledValue
 from gpuledger_agent.settings import Settings, SettingsError, load
+from gpuledger_common.kubernetes_client import ApiFailed
 from gpuledger_common.largest_remainder import split
 from gpuledger_common.readings import WHOLE_GPU, Accelerator, Workload
 
@@ -502,7 +497,7 @@ def test_a_server_that_trickles_does_not_hold_the_thread_for_ever(api, asked, mo
     """Each byte comes in time, the whole does not: the list has a deadline, and the kubelet is
     asked again.
     """
-    monkeypatch.setattr(kubernetes_api, "LIST_S", 0.4)
+    monkeypatch.setattr(asked, "_list_s", 0.4)
     api.trickle_s = 0.05
     began = time.monotonic()
     with pytest.raises(ApiFailed, match="no complete answer within"):

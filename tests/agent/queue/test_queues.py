@@ -10,8 +10,9 @@ import pytest
 
 from fakes.apiserver import api_server
 from gpuledger_agent.cli import main
-from gpuledger_agent.owners.kubernetes_api import ApiFailed, ApiServer
+from gpuledger_agent.owners.kubernetes_api import ApiServer
 from gpuledger_agent.queue import QueueFailed, kubernetes, report, send, slurm
+from gpuledger_common.kubernetes_client import ApiFailed
 
 COLUMNS = [name for name, _ in slurm.FIELDS]
 
