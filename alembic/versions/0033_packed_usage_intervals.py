@@ -6,7 +6,7 @@ Revision ID: 0033
 from alembic import op
 
 revision = "0033"
-down_revision = "0031"
+down_revision = "0032"
 branch_labels = None
 depends_on = None
 phase = "pre"

@@ -29,6 +29,7 @@ from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.services.reclaim import reclaim_idle
 from gpuledger_collector.services.recommendation_search import recommend
 from gpuledger_collector.services.scaling_advice import advise_scaling
+from gpuledger_collector.services.scheduler_queues import read_queues
 from gpuledger_collector.services.spend_forecasts import store_spend_forecasts
 from gpuledger_collector.services.spending_watch import SpendingWatch
 from gpuledger_collector.services.upkeep import (
@@ -42,7 +43,7 @@ from gpuledger_collector.services.upkeep import (
     roll_up_series,
 )
 from gpuledger_collector.settings import Settings
-from gpuledger_collector.storage.capacity import queues, scaling
+from gpuledger_collector.storage.capacity import queues, scaling, scheduler_queues
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import token_counters, token_usage
 from gpuledger_collector.storage.notifications import outbox
@@ -56,6 +57,7 @@ from gpuledger_collector.wiring import (
     metering,
     notification_writers,
     page_links,
+    queue_client,
     read_clock,
     reclaim_backends,
     retention_days,
@@ -63,6 +65,7 @@ from gpuledger_collector.wiring import (
     tariff,
 )
 
+MINUTE_SECONDS = 60
 HOUR_SECONDS = 3_600
 DAY_SECONDS = 86_400
 PROVE_SECONDS = 900
@@ -126,6 +129,20 @@ def _ledger_jobs(c: _Context) -> list[Job]:
             lambda: rate_usage(database, c.now_ms, stopping=c.stopping),
             "days rated",
         ),
+        # Apart: an API server may take its time.
+        Job(
+            "read_queues",
+            MINUTE_SECONDS if settings.queue_schedulers else 0,
+            lambda: read_queues(
+                database,
+                queue_client(settings),
+                settings.queue_schedulers,
+                settings.kubernetes_cluster,
+                read_clock,
+            ),
+            "queues with a quota",
+            apart=True,
+        ),
         # Apart: they read every charge of a month, and rating need not wait for them.
         Job(
             "prove_months",
@@ -175,7 +192,7 @@ def _insight_jobs(c: _Context) -> list[Job]:
         ),
         Job(
             "watch_spending",
-            60,
+            MINUTE_SECONDS,
             lambda: spending.run(c.now_ms),
             "episodes opened, updated or resolved",
         ),
@@ -310,6 +327,7 @@ def _tidy(c: _Context) -> None:
             token_counters.expire_readings,
             scaling.expire,
             queues.expire,
+            scheduler_queues.expire,
             expire_records,
             queues.sum_missing,
         ):

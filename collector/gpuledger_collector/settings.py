@@ -28,6 +28,8 @@ PREFIX = "GPULEDGER_"
 AGENT_PREFIX = "GPULEDGER_AGENT_"
 """Names that belong to the agent on a machine that runs both."""
 MIN_LINK_SECRET = 32
+QUEUE_SCHEDULERS = ("kueue", "volcano", "kai")
+"""Kubernetes schedulers whose queues can be read."""
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 
@@ -251,9 +253,21 @@ class Settings:
     actions: bool = setting(
         False, "carry out what [[action]] tables opt in to; false: only show it (gpuledger actions)"
     )
-    kubernetes_api: str = setting("", "https address of the API server that evicts pods")
+    kubernetes_api: str = setting(
+        "",
+        "https address of the API server that evicts pods and is asked for queues; empty: nothing"
+        " is evicted, and queues are those of the collector's own cluster",
+    )
     kubernetes_token_file: Path | None = setting(None, "its token; read again for each request")
     kubernetes_ca_file: Path | None = setting(None, "PEM certificates of its authority")
+    kubernetes_queues: str = setting(
+        "",
+        "schedulers whose queues and quotas are read once a minute, of kueue, volcano and kai,"
+        " separated by commas; empty: none",
+    )
+    kubernetes_cluster: str = setting(
+        "", "name of the cluster, before the names of queues where there are several; empty: one"
+    )
     public_url: str = setting("", "address at which people reach this server, for links in mails")
     grafana_url: str = setting("", "address of the Grafana with the boards: pages link to them")
     link_secret_file: Path | None = setting(
@@ -283,6 +297,12 @@ class Settings:
     def gateway_node_names(self) -> frozenset[str]:
         """The nodes of `gateway_nodes`."""
         return frozenset(filter(None, (text.strip() for text in self.gateway_nodes.split(","))))
+
+    @property
+    def queue_schedulers(self) -> tuple[str, ...]:
+        """The schedulers of `kubernetes_queues`, each once."""
+        named = (text.strip() for text in self.kubernetes_queues.split(","))
+        return tuple(dict.fromkeys(filter(None, named)))
 
     @property
     def profile_files(self) -> tuple[Path, ...]:
@@ -570,6 +590,11 @@ def _check_mail(settings: Settings) -> list[str]:
         )
     if settings.grafana_url and not re.fullmatch(r"https?://[!-~]+", settings.grafana_url):
         faults.append("grafana_url: is not an address such as https://grafana.example.com")
+    unknown = set(settings.queue_schedulers) - set(QUEUE_SCHEDULERS)
+    faults += [
+        f"kubernetes_queues: {name!r} is none of {', '.join(QUEUE_SCHEDULERS)}"
+        for name in sorted(unknown)
+    ]
     if settings.kubernetes_api and not re.fullmatch(r"https://[!-~]+", settings.kubernetes_api):
         faults.append("kubernetes_api: is not an address such as https://kubernetes.default.svc")
     return faults

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.storage.database import Database
     from gpuledger_collector.storage.server.replicas import Presence
     from gpuledger_collector.worker_group import WorkerGroup
+    from gpuledger_common.kubernetes_client import KubernetesClient
     from gpuledger_common.wire import Answer
 
 log = logging.getLogger(__name__)
@@ -723,6 +724,27 @@ def reclaim_backends(settings: Settings) -> Mapping[str, ReclaimBackend]:
         )
     transport = hook(settings, "webhook")
     return backends | {f"webhook:{name}": WebhookBackend(transport) for name in transport.addresses}
+
+
+def queue_client(settings: Settings) -> KubernetesClient:
+    """Create the client that is asked for the queues of schedulers: of `kubernetes_api`, else of
+    the cluster in which this collector runs. Raises SettingsError where it runs in none.
+    """
+    from gpuledger_collector.ingest.scheduler_queues.reader import open_client
+    from gpuledger_common.kubernetes_client import ACCOUNT, in_cluster_url
+    from gpuledger_common.settings import SettingsError
+
+    if settings.kubernetes_api and settings.kubernetes_token_file is not None:
+        return open_client(
+            settings.kubernetes_api, settings.kubernetes_token_file, settings.kubernetes_ca_file
+        )
+    url = in_cluster_url()
+    if url is None:
+        raise SettingsError(
+            "kubernetes_queues: this is no pod of a cluster; set kubernetes_api and"
+            " kubernetes_token_file"
+        )
+    return open_client(url, ACCOUNT / "token", settings.kubernetes_ca_file or ACCOUNT / "ca.crt")
 
 
 def page_links(settings: Settings) -> PageLinks | None:

@@ -181,8 +181,10 @@ def test_every_answer_that_is_asked_for_has_a_row():
         if FOREIGN_DATABASE.search(text) and not name.startswith(OWN_DATABASE)
     }
     asking = connecting(ROOT / "collector") - LISTENS - OWN_ADDRESS
-    assert asking | databases == set(asked.ASKED)
+    clients = {name for name, _, text in modules(ROOT / "collector") if "KubernetesClient(" in text}
+    assert asking | databases | clients == set(asked.ASKED)
     assert databases
+    assert clients
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ from gpuledger_agent.settings import Settings
 from gpuledger_collector import settings as collector_settings
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.session import CONFIG_VARIABLE
+from gpuledger_collector.ingest.scheduler_queues.reader import read_schedulers
+from gpuledger_common import kubernetes_client
 from gpuledger_common.settings import SettingsError
 
 pytestmark = pytest.mark.slow
@@ -192,6 +194,7 @@ def test_selectors_find_the_pods():
 def test_rights_are_what_the_agent_asks_for_and_no_more():
     """The paths in the code, each as a rule: group, resource, list; claims and the node by name."""
     source = Path(kubernetes_api.__file__).read_text()
+    client = Path(kubernetes_client.__file__).read_text()
     asked = set()
     for path in re.findall(r'_list\(\s*"([^"]+)"', source):
         core = re.fullmatch(r"/api/v1/(\w+)", path)
@@ -204,7 +207,7 @@ def test_rights_are_what_the_agent_asks_for_and_no_more():
         asked.add((group, resource, "get"))
     for resource in re.findall(r'_get\(f"/api/v1/(\w+)/', source):
         asked.add(("", resource, "get"))
-    assert set(re.findall(r'\.exchange\("(\w+)"', source)) == {"GET"}
+    assert set(re.findall(r'\.exchange\("(\w+)"', source + client)) == {"GET"}
     rules = BASE["ClusterRole", "gpuledger-agent"]["rules"]
     assert {
         (group, name, verb)
@@ -550,20 +553,59 @@ PARTS = {
 }
 
 
+def rights_of(role):
+    return {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+class Empty:
+    """A cluster without a queue, which keeps what it was asked for."""
+
+    def __init__(self):
+        self.asked = set()
+
+    def list_all(self, path, kind):
+        _, _, group, _, resource = path.split("/")
+        self.asked.add((group, resource, "list"))
+        return []
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_collectors_have_the_rights_of_the_queues_that_they_read_and_no_others(name):
+    """And the token of their account only where they read any."""
+    queues = OPTIONS[name].get("collector", {}).get("queues", [])
+    found = rendered(name)
+    asked = Empty()
+    read_schedulers(asked, queues, 0)
+    if ("ClusterRole", "collector") in found:
+        assert rights_of(found["ClusterRole", "collector"]) == asked.asked
+        (subject,) = found["ClusterRoleBinding", "collector"]["subjects"]
+        assert subject["name"] == found["ServiceAccount", "collector"]["metadata"]["name"]
+    else:
+        assert not queues or OPTIONS[name]["collector"]["rbac"] == {"create": False}
+    if ("Deployment", "collector") in found:
+        pods = found["Deployment", "collector"]["spec"]["template"]["spec"]
+        assert pods["automountServiceAccountToken"] is bool(queues)
+        loaded = tomllib.loads(found["ConfigMap", "collector"]["data"]["collector.toml"])
+        assert loaded.get("kubernetes_queues", "") == ",".join(queues)
+    if queues and ("NetworkPolicy", "collector") in found:
+        egress = found["NetworkPolicy", "collector"]["spec"]["egress"][0]["ports"]
+        assert {443, 6443} <= {entry["port"] for entry in egress}
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_each_part_asks_for_its_own_rights_and_no_others(name):
     """Agents are told what they may not ask for, so that they do not try."""
     wanted = VALUES["agent"]["kubernetes"] | OPTIONS[name].get("agent", {}).get("kubernetes", {})
     enabled = [part for part in PARTS if wanted[part]]
     found = rendered(name)
-    if "ClusterRole" in found:
-        rights = {
-            (group, resource, verb)
-            for rule in found["ClusterRole"]["rules"]
-            for group in rule["apiGroups"]
-            for resource in rule["resources"]
-            for verb in rule["verbs"]
-        }
+    if ("ClusterRole", "agent") in found:
+        rights = rights_of(found["ClusterRole", "agent"])
         assert rights == {("", "pods", "list")}.union(*(PARTS[part] for part in enabled))
     if "DaemonSet" in found:
         containers = found["DaemonSet"]["spec"]["template"]["spec"]["containers"]

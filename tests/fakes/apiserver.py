@@ -61,7 +61,7 @@ class Server(ThreadingHTTPServer):
         self.pods, self.namespaces, self.slices, self.claims = [], [], {}, {}
         self.requests, self.status, self.body, self.forbidden = [], 200, None, None
         self.trickle_s = 0.0
-        self.single = {}
+        self.single, self.lists = {}, {}
 
     @staticmethod
     def pod(namespace, name, uid, node="n1", annotations=None, owner=None, **labels):
@@ -88,6 +88,8 @@ class Server(ThreadingHTTPServer):
         self.single[f"/api/v1/nodes/{name}"] = {"metadata": metadata, "spec": spec}
 
     def listed(self, path):
+        if path in self.lists:
+            return self.lists[path]
         if path == "/api/v1/pods":
             return self.pods
         if path == "/api/v1/namespaces":

@@ -105,7 +105,7 @@ class ControlPlane:
             "--service-cluster-ip-range=10.0.0.0/24",
         )
         deadline = time.monotonic() + _PATIENCE_S
-        while self._status("/readyz") != 200 or self._status("/api/v1/namespaces/default") != 200:
+        while not (self.serves("/readyz") and self.serves("/api/v1/namespaces/default")):
             assert all(process.poll() is None for process in self._processes), self.log()
             assert time.monotonic() < deadline, self.log()
             time.sleep(0.1)
@@ -135,12 +135,13 @@ class ControlPlane:
         assert isinstance(parsed, dict)
         return parsed
 
-    def _status(self, path: str) -> int:
+    def serves(self, path: str) -> bool:
+        """Whether the administrator gets an answer."""
         try:
             self.request("GET", path)
         except (OSError, AssertionError, http.client.HTTPException):
-            return 0
-        return 200
+            return False
+        return True
 
     def _spawn(self, name: str, *arguments: str) -> None:
         with (self._folder / f"{name}.log").open("ab") as log:

@@ -250,6 +250,9 @@ ANSWERS = tuple(
         "/v1/recommendations": PAGED,
         "/v1/runs": f"the period asked for, at most {runs.MAX_LISTED} rows an answer",
         "/v1/inference": f"the period asked for, {PAGED}",
+        "/v1/queues": f"the period asked for, {PAGED}",
+        "/v1/queues/quotas": f"the period asked for, {PAGED}",
+        "/v1/queues/evictions": f"the period asked for, {PAGED}",
         "/v1/series": f"at most {MAX_STEPS:,} steps",
         "/v1/samples": (
             f"{samples.MAX_ACCELERATORS} accelerators, {samples.MAX_ACCELERATOR_DAYS} of their"

@@ -32,6 +32,7 @@ PANELS = {
         Entry("disputes", "disputes", "Lines that owners contest, with their evidence"),
         Entry("runs", "runs", "What runs cost, wasted and produced"),
         Entry("inference", "inference", "What shared model servers cost those who asked"),
+        Entry("queues", "queues", "Queues of Kubernetes: quotas, borrowed and lost GPU-hours"),
         Entry("what-if", "what_if", "A period under another price book"),
         Entry("focus", "focus", "Check files in FOCUS, the FinOps Foundation's format"),
     ),

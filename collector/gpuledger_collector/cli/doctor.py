@@ -21,6 +21,7 @@ from gpuledger_collector.cli.remediation import Diagnosis, bad, note, ok, remedi
 from gpuledger_collector.cli.session import clock_ms, load_settings, open_database
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.insight.ledger_health import MAX_PARTITIONS, LedgerHealth
+from gpuledger_collector.insight.queue_health import QueueHealth
 from gpuledger_collector.services import new_nodes
 from gpuledger_collector.services.ledger_health import DAYS, examine_ledger, worker_problem
 from gpuledger_collector.settings import Settings
@@ -31,6 +32,8 @@ app = new_app()
 MIN_FREE_BYTES = 1024**3
 UNATTRIBUTED_SHARE = 10
 """One part in so many of the held time may have no team."""
+MAX_QUEUES = 5
+"""Names that a sentence lists."""
 STATE_INVENTORY = "look at the node; gpuledger import inventory decides it"
 ALLOW_OWNER = (
     "correct the pod's label, or allow it by the namespace's annotation gpuledger.allowed-teams,"
@@ -91,6 +94,7 @@ def database_findings(chosen: Settings, dsn: str | None, config: Path | None) ->
         *roles(seen.unlimited_readers),
         *rights(seen.missing_grant),
         *shared_inference(seen.unmatched_tokens),
+        *scheduler_queues(seen.queues, chosen),
         *remediation(seen.declared, chosen, seen.declared_ms),
     ]
 
@@ -221,6 +225,41 @@ def shared_inference(notes: Sequence[str]) -> Iterator[Diagnosis]:
         yield note(
             "inference", sentence, "declare it and apply the file; docs/guides/shared-inference.md"
         )
+
+
+def scheduler_queues(seen: QueueHealth, chosen: Settings) -> Iterator[Diagnosis]:
+    """Whether queues of Kubernetes schedulers are read, fit the fleet and have teams."""
+    for problem in seen.problems:
+        yield bad("queues", problem.sentence(), problem.remedy())
+    for cluster in seen.silent:
+        of = f"of cluster {cluster} " if cluster else ""
+        is_own = bool(chosen.queue_schedulers) and cluster == chosen.kubernetes_cluster
+        yield (bad if is_own else note)(
+            "queues",
+            f"queues {of}were not read for ten minutes: their quotas are not known since",
+            "gpuledger queues read says why; after a week the cluster is taken for gone",
+        )
+    if chosen.queue_schedulers and not seen.is_read:
+        yield note(
+            "queues",
+            "kubernetes_queues is set, and no queue was read yet",
+            "gpuledger queues read says why",
+        )
+    for over in seen.over:
+        yield bad(
+            "queues", over.sentence(), "lower quotas, or add the missing GPUs to the inventory"
+        )
+    if seen.without_team:
+        names = ", ".join(seen.without_team[:MAX_QUEUES])
+        rest = len(seen.without_team) - MAX_QUEUES
+        yield bad(
+            "queues",
+            f"held time of {plural(len(seen.without_team), 'queue')} has no team: {names}"
+            + (f" and {rest} more" if rest > 0 else ""),
+            'map them by rules: match = {queue = "NAME"} (docs/guides/kubernetes.md#queues)',
+        )
+    if seen.queues and not (seen.problems or seen.silent or seen.over or seen.without_team):
+        yield ok("queues", f"{plural(seen.queues, 'queue')} with a quota")
 
 
 def rights(grant: str) -> Iterator[Diagnosis]:

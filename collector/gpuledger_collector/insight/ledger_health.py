@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuledger_collector.accounting.placement import RefusedClaim
+from gpuledger_collector.insight.queue_health import QueueHealth
 
 MAX_PARTITIONS = 1_000
 """Of all tables together; ten years of evidence have some 300.
@@ -95,3 +96,5 @@ class Examination:
     """The statement without which a session may be refused the partition of a new day."""
     unmatched_tokens: tuple[str, ...] = ()
     """What of shared model servers moves nothing, in sentences."""
+    queues: QueueHealth = field(default_factory=QueueHealth)
+    """Queues of Kubernetes schedulers."""

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from gpuledger_collector.config import files
 from gpuledger_collector.ingest import litellm_database
 from gpuledger_collector.ingest.remote_write import prometheus_api
+from gpuledger_collector.ingest.scheduler_queues import reader
 from gpuledger_collector.notifications import reclaim, smtp, webhooks
+from gpuledger_common import kubernetes_client
 from gpuledger_common.admission import NONE, Admission
 
 _MIB = 1024 * 1024
@@ -75,6 +77,16 @@ ASKED: Mapping[str, tuple[Admission, ...]] = {
             "one a command",
             f"{prometheus_api.TIMEOUT_S:g} s",
             "the ledger, by the rules that it imports",
+        ),
+    ),
+    "gpuledger_collector.ingest.scheduler_queues.reader": (
+        _asked_row(
+            "lists of a Kubernetes API server: queues, quotas, workloads of schedulers",
+            f"{kubernetes_client.MAX_PAGE_BYTES // _MIB} MiB a page",
+            f"{reader.MAX_PAGES * reader.PAGE:,} objects of a list",
+            _JOB,
+            f"{reader.ANSWER_S:g} s a page, {reader.LIST_S:g} s a list",
+            "quotas where they change, and a row of each queue an hour",
         ),
     ),
     "gpuledger_collector.ingest.litellm_database": (

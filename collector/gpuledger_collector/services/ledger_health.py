@@ -12,6 +12,7 @@ from gpuledger_collector.insight.ledger_health import Examination
 from gpuledger_collector.insight.nodes import SILENT_MS
 from gpuledger_collector.services.inference_costs import read_days
 from gpuledger_collector.services.reconciliation import reconcile
+from gpuledger_collector.services.scheduler_queues import examine_queues
 from gpuledger_collector.storage import distribution, row_level_security
 from gpuledger_collector.storage.access import readers
 from gpuledger_collector.storage.database import Database
@@ -49,6 +50,7 @@ def examine_ledger(database: Database, clock_ms: Callable[[], int]) -> Examinati
             broken_proofs=_broken_proofs(connection, Period(since_ms, now_ms)),
             missing_grant=schema_rights.missing(connection),
             unmatched_tokens=_unmatched_tokens(connection, since_ms, now_ms),
+            queues=examine_queues(connection, now_ms, DAYS),
         )
 
 

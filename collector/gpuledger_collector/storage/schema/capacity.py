@@ -55,6 +55,106 @@ table(
 )
 
 table(
+    "scheduler_cluster",
+    "The cluster whose schedulers are asked for queues, and their last answer.",
+    key("cluster", TEXT, "its name; empty: there is one"),
+    *required_columns(BIG, "read_ms"),
+    column("reading", JSONB, "quotas, their use and what waits, as of read_ms"),
+    column("problems", JSONB, "lists that were not answered then: resource, trouble, detail"),
+)
+
+table(
+    "queue_quota",
+    "Quotas of queues with dates: a row where a scheduler changed one.",
+    identity(),
+    *required_columns(TEXT, "cluster", "scheduler", "queue"),
+    column("flavor", TEXT, "of nodes; empty: the scheduler has none"),
+    *required_columns(TEXT, "resource"),
+    column("parent", TEXT, "queue or cohort above it; empty: none"),
+    column("pool", TEXT, "of the flavor's nodes; empty: not known"),
+    column("has_children", sa.Boolean, "its quota is that of the queues below it"),
+    column("quota_micro", BIG, "millionths of a GPU; null: no bound, or none", nullable=True),
+    column("borrowing_micro", BIG, "most beyond the quota; null: no limit", nullable=True),
+    column("lending_micro", BIG, "most that others may take; null: no limit", nullable=True),
+    column("from_ms", BIG, "first reading that had it"),
+    column("until_ms", BIG, "first reading that had it no longer; null: it holds", nullable=True),
+    sa.Index(
+        "uq_queue_quota_place",
+        "scheduler",
+        "queue",
+        "flavor",
+        "resource",
+        unique=True,
+        postgresql_where=sa.text("until_ms IS NULL"),
+    ),
+    index("from_ms"),
+)
+
+table(
+    "tenant_queue",
+    "Queues that workloads name, and the queue that has their quota, with dates.",
+    identity(),
+    *required_columns(TEXT, "cluster", "scheduler", "name", "queue"),
+    *required_columns(BIG, "from_ms"),
+    column("until_ms", BIG, "null: it holds", nullable=True),
+    sa.Index(
+        "uq_tenant_queue_name",
+        "scheduler",
+        "name",
+        unique=True,
+        postgresql_where=sa.text("until_ms IS NULL"),
+    ),
+)
+
+table(
+    "queue_hour",
+    "GPU-time of queues by hour, from what their scheduler said each minute.",
+    *keys(TEXT, "scheduler", "queue", "flavor", "resource"),
+    *keys(BIG, "hour_ms"),
+    column("known_ms", BIG, "how much of the hour its quota was known"),
+    column("reserved_ns", BIG, "quota; null: it has none", nullable=True),
+    column("observed_ms", BIG, "how much of the hour its use was known"),
+    *required_columns(BIG, "used_ns"),
+    column("borrowed_ns", BIG, "used beyond the quota"),
+    column("lent_ns", BIG, "of the quota, used by other queues"),
+    column("unused_ns", BIG, "of the quota, used by nobody"),
+    index("hour_ms"),
+)
+
+table(
+    "queue_wait_hour",
+    "GPU-time that workloads waited for quota, by hour; no row: not known.",
+    *keys(TEXT, "scheduler", "queue", "resource"),
+    *keys(BIG, "hour_ms"),
+    *required_columns(BIG, "observed_ms", "waiting_ns"),
+    column("beside_unused_ns", BIG, "of that, what unused quota of other queues would have served"),
+    index("hour_ms"),
+)
+
+table(
+    "scheduler_workload",
+    "Workloads that schedulers have admitted, as last read: what an eviction ends.",
+    *keys(TEXT, "cluster", "uid"),
+    *required_columns(TEXT, "name", "queue"),
+    *required_columns(BIG, "gpu_micro", "admitted_ms"),
+)
+
+table(
+    "queue_eviction",
+    "Workloads that a scheduler stopped before they had finished.",
+    *keys(TEXT, "cluster", "uid"),
+    *keys(BIG, "evicted_ms"),
+    *required_columns(TEXT, "workload"),
+    column("queue", TEXT, "whose quota it used"),
+    *required_columns(BIG, "gpu_micro"),
+    column("admitted_ms", BIG, "null: nobody saw its start", nullable=True),
+    column("reason", TEXT, "as the scheduler says it; empty: it ended between two readings"),
+    column("preempted_by", TEXT, "the workload that it made room for; empty: none is named"),
+    column("preempting_queue", TEXT, "its queue; empty: none is named"),
+    index("evicted_ms"),
+)
+
+table(
     "backtest",
     "Forecasts of demand as made, and how they turned out.",
     key("grouped", TEXT, "pool, owner or model"),

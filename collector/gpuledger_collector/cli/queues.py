@@ -1,0 +1,116 @@
+"""gpuledger queues: queues of Kubernetes schedulers, their quotas and what became of them."""
+
+from __future__ import annotations
+
+from gpuledger_collector.cli import options
+from gpuledger_collector.cli.common import new_app, refuse, time_range
+from gpuledger_collector.cli.output import emit_report
+from gpuledger_collector.cli.session import Session, clock_ms, ledger_command
+from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.export.scheduler_queues import EVICTIONS, QUEUE_TIMES, QUOTAS, TENANTS
+from gpuledger_collector.services import scheduler_queues
+from gpuledger_common.plurals import plural
+
+app = new_app(
+    name="queues",
+    help="Queues of Kubernetes schedulers, their quotas, and what was borrowed and lost.",
+    no_args_is_help=True,
+)
+
+
+@app.command("list", epilog="Example: gpuledger queues list --period 2026-10 --format csv")
+@ledger_command
+def list_queues(
+    session: Session,
+    period: options.PeriodName = None,
+    start: options.FirstDay = None,
+    end: options.LastDay = None,
+    days: options.LastDays = None,
+    form: options.Form = options.Format.table,
+) -> None:
+    """List the GPU-hours of each queue: reserved, used, borrowed, lent, waited for and lost.
+
+    They are those of quotas, which count requests: bills count what was held.
+    """
+    asked = time_range(period, start, end, days)
+    with session.database.transaction(read_only=True) as connection:
+        span = asked.resolve(session.calendar, session.now_ms)
+        times = scheduler_queues.list_times(connection, span)
+    emit_report(form, QUEUE_TIMES, times)
+
+
+@app.command(epilog="Example: gpuledger queues quotas --days 90")
+@ledger_command
+def quotas(
+    session: Session,
+    period: options.PeriodName = None,
+    start: options.FirstDay = None,
+    end: options.LastDay = None,
+    days: options.LastDays = None,
+    form: options.Form = options.Format.table,
+) -> None:
+    """List quotas with borrowing and lending limits as they were: a row for each change."""
+    asked = time_range(period, start, end, days)
+    with session.database.transaction(read_only=True) as connection:
+        span = asked.resolve(session.calendar, session.now_ms)
+        dated = scheduler_queues.list_quotas(connection, span)
+    emit_report(form, QUOTAS, dated)
+
+
+@app.command(epilog="Example: gpuledger queues evictions --period 2026-10")
+@ledger_command
+def evictions(
+    session: Session,
+    period: options.PeriodName = None,
+    start: options.FirstDay = None,
+    end: options.LastDay = None,
+    days: options.LastDays = None,
+    form: options.Form = options.Format.table,
+) -> None:
+    """List workloads that Kueue stopped before they had finished, newest first: what they lost and
+    who preempted them.
+    """
+    asked = time_range(period, start, end, days)
+    with session.database.transaction(read_only=True) as connection:
+        span = asked.resolve(session.calendar, session.now_ms)
+        evicted = scheduler_queues.list_evictions(connection, span)
+    emit_report(form, EVICTIONS, evicted)
+
+
+@app.command(epilog="Example: gpuledger queues names --format csv")
+@ledger_command
+def names(
+    session: Session,
+    period: options.PeriodName = None,
+    start: options.FirstDay = None,
+    end: options.LastDay = None,
+    days: options.LastDays = None,
+    form: options.Form = options.Format.table,
+) -> None:
+    """List the queues that workloads name, as bills have them, and the queue with their quota."""
+    asked = time_range(period, start, end, days)
+    with session.database.transaction(read_only=True) as connection:
+        span = asked.resolve(session.calendar, session.now_ms)
+        tenants = scheduler_queues.list_tenants(connection, span)
+    emit_report(form, TENANTS, tenants)
+
+
+@app.command(epilog="Example: gpuledger queues read --config west.toml")
+@ledger_command
+def read(session: Session) -> None:
+    """Read the queues of a cluster once: of one that is not the collector's own, every minute by a
+    timer.
+    """
+    from gpuledger_collector import wiring
+
+    chosen = session.settings
+    if not chosen.queue_schedulers:
+        refuse("kubernetes_queues names no scheduler: kueue, volcano, kai")
+    count = scheduler_queues.read_queues(
+        session.database,
+        wiring.queue_client(chosen),
+        chosen.queue_schedulers,
+        chosen.kubernetes_cluster,
+        clock_ms,
+    )
+    say(f"{plural(count, 'queue')} with a quota")

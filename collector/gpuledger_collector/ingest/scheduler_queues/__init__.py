@@ -1,0 +1,1 @@
+"""Queues and quotas of Kueue, Volcano and KAI Scheduler, read from one API server."""
