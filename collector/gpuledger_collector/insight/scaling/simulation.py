@@ -126,8 +126,7 @@ class CapacityRequest:
 
 @dataclass(frozen=True)
 class CapacityBudget:
-    """Spending limit: `cap` x demand, but not less than the reference costs nor more than `ratio` x
-    that.
+    """Spending limits: `cap` x demand for all capacity, and `ratio` x the reference for a forecast.
 
     `lent` GPU-steps more may be spent at first; they are repaid evenly over `lent_steps`.
     """
@@ -138,8 +137,12 @@ class CapacityBudget:
     lent_steps: float
 
     def most(self, demand: float, reference: float) -> float:
-        """Most that may be spent for this demand, given what the reference spent on it."""
+        """Most that a forecast may have spent, given the demand and what the reference spent on it."""
         return max(reference, min(self.ratio * reference, self.cap * demand))
+
+    def remaining(self, demand: float, spent: Floats, steps: int) -> Floats:
+        """What may still be spent after these steps; below 0 where more is spent than allowed."""
+        return np.asarray(self.cap * demand + self.lent_at(steps) - spent)
 
     def lent_at(self, steps: int) -> float:
         """Part of the loan that is not repaid after these steps."""
@@ -150,10 +153,13 @@ class GuardedReplay:
     """K policies step by step, each kept from waiting more than a reference policy and from
     spending too much.
 
-    *No harm:* a policy may hold less than the reference only as far as the wait that it has saved
-    pays for the worst that can come of it before new orders serve. So at no step has it waited more
-    than the reference, whatever demand does. *No overspending:* once its budget is spent it orders
-    no more than the reference.
+    *No overspending:* a step has no more capacity than what is left of the cap pays for, even if all
+    demand ends, and no less than what is busy. So a policy has never spent more than the cap, the
+    loan and one step of its busy GPUs, whatever the reference spends; the loan is repaid unless
+    demand collapses before. *No dearer forecasts:* once `ratio` x the reference is spent, it orders no more than the
+    reference. *No harm:* within the cap it may hold less than the reference only as far as the wait
+    that it has saved pays for the worst that can come of it before new orders serve. So while the
+    cap does not bind, it has at no step waited more than the reference.
     """
 
     def __init__(
@@ -202,7 +208,7 @@ class GuardedReplay:
                 self._spent += ours
                 self._saved_wait += max(demand - theirs, 0.0) - unmet(np.asarray(demand), ours)
             self._steps += 1
-            own = self._bound_by_budget(own, reference)
+            own = self._bound_by_budget(own, reference, held)
         self._apply(self._ours, own, held)
         return ours
 
@@ -213,9 +219,9 @@ class GuardedReplay:
         fleet.apply(target, keep, held)
 
     def _bound_by_budget(
-        self, own: tuple[Floats, Floats], reference: tuple[Floats, Floats]
+        self, own: tuple[Floats, Floats], reference: tuple[Floats, Floats], held: float
     ) -> tuple[Floats, Floats]:
-        """Target and keep within the budget, and not below what the saved wait allows."""
+        """Target and keep that the cap pays for, and not below what the saved wait allows."""
         most = self._budget.most(self._demand, self._reference_spent) + self._budget.lent_at(
             self._steps
         )
@@ -225,8 +231,16 @@ class GuardedReplay:
         # first.
         at_stake = np.maximum(theirs[:-1] - ours[:-1], 0.0).sum(axis=0)
         least = theirs[-1] - np.maximum(self._saved_wait - at_stake, 0.0) / self._delay
+        # Money is a limit that people set, so it beats the wait of a reference that passes it. A node
+        # that is bought in part is not bought.
+        affordable = self._budget.remaining(self._demand, self._spent, self._steps)
+        if self._node:
+            affordable = np.floor(affordable / self._node + 1e-6) * self._node
+        affordable = np.maximum(affordable, held)
         target, keep = (
-            np.maximum(np.where(paid, ours_, np.minimum(ours_, theirs_)), least)
+            np.minimum(
+                np.maximum(np.where(paid, ours_, np.minimum(ours_, theirs_)), least), affordable
+            )
             for ours_, theirs_ in zip(own, reference, strict=True)
         )
         return target, keep
