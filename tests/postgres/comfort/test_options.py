@@ -98,6 +98,10 @@ TELLS = {
     "privacy show",
     "profiles check",
     "profiles list",
+    "queues evictions",
+    "queues list",
+    "queues names",
+    "queues quotas",
     "receipt",
     "recommend",
     "reconcile",
@@ -125,6 +129,7 @@ NEITHER = {
     "jobs": "a process that runs until it is ended",
     "mcp": "a server that only reads",
     "profiles show": "TOML, to begin a profile with",
+    "queues read": "what the collector's job does every minute, once",
     "serve": "a server; --check-config is its dry run",
     "statement": "a page of HTML for people; `chargeback --format` has its numbers for programs",
 }
