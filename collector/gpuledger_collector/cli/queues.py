@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.common import new_app, refuse, time_range
+from gpuledger_collector.cli.common import dry_run_note, new_app, refuse, time_range
 from gpuledger_collector.cli.output import emit_report
 from gpuledger_collector.cli.session import Session, clock_ms, ledger_command
 from gpuledger_collector.cli.terminal import say
@@ -97,7 +97,7 @@ def names(
 
 @app.command(epilog="Example: gpuledger queues read --config west.toml")
 @ledger_command
-def read(session: Session) -> None:
+def read(session: Session, dry_run: options.DryRun = False) -> None:
     """Read the queues of a cluster once: of one that is not the collector's own, every minute by a
     timer.
     """
@@ -112,5 +112,6 @@ def read(session: Session) -> None:
         chosen.queue_schedulers,
         chosen.kubernetes_cluster,
         clock_ms,
+        dry_run=dry_run,
     )
-    say(f"{plural(count, 'queue')} with a quota")
+    say(f"{plural(count, 'queue')} with a quota{dry_run_note(dry_run)}")

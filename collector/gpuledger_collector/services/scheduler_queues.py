@@ -20,6 +20,7 @@ from gpuledger_collector.accounting.queue_quotas import (
     in_cluster,
     integrate,
     name_in_cluster,
+    only_leaves,
 )
 from gpuledger_collector.ingest.scheduler_queues.reader import read_schedulers
 from gpuledger_collector.ingest.scheduler_queues.resources import SchedulerReading
@@ -38,13 +39,15 @@ def read_queues(
     schedulers: Sequence[str],
     cluster: str,
     clock_ms: Callable[[], int],
+    *,
+    dry_run: bool = False,
 ) -> int:
     """Read the queues of a cluster and add the time since the last reading; return how many have a
     quota. What is not answered is logged once.
     """
     at_ms = clock_ms()
     readings = read_schedulers(client, schedulers, at_ms)
-    with database.transaction() as connection:
+    with database.transaction(dry_run=dry_run) as connection:
         return store_readings(connection, cluster, readings, at_ms)
 
 
@@ -83,7 +86,7 @@ def store_readings(
         if problem not in known.problems:
             log.warning("queues: %s: %s", problem.sentence(), problem.remedy())
     scheduler_queues.keep_reading(connection, cluster, merged, problems)
-    return len({quota.place.queue for quota in merged.quotas})
+    return len({quota.place.queue for quota in only_leaves(merged.quotas)})
 
 
 def _merge(readings: Iterable[SchedulerReading], at_ms: int) -> QueueReading:

@@ -46,6 +46,7 @@ CHANGES = {
     "outbox send",
     "prices set",
     "privacy erase",
+    "queues read",
     "recommend accept",
     "recommend reject",
     "runs report",
@@ -129,7 +130,6 @@ NEITHER = {
     "jobs": "a process that runs until it is ended",
     "mcp": "a server that only reads",
     "profiles show": "TOML, to begin a profile with",
-    "queues read": "what the collector's job does every minute, once",
     "serve": "a server; --check-config is its dry run",
     "statement": "a page of HTML for people; `chargeback --format` has its numbers for programs",
 }

@@ -55,7 +55,8 @@ GET /live,
 GET /metrics, GET /openapi.json, GET /readyz,
 GET /v1/accelerators, GET /v1/audit,
 GET /v1/budgets/ack, POST /v1/budgets/ack, GET /v1/notifications/ack, POST /v1/notifications/ack, GET /v1/forecast,
-GET /v1/forecast/history, GET /v1/nodes, GET /v1/samples, GET /v1/series, POST /api/v1/write, POST /v1/batches,
+GET /v1/forecast/history, GET /v1/nodes, GET /v1/queues, GET /v1/queues/quotas, GET /v1/queues/evictions,
+GET /v1/samples, GET /v1/series, POST /api/v1/write, POST /v1/batches,
 POST /v1/inference, POST /v1/queue, POST /v1/runs/{workload:name}/progress
 """
 MAILS = {

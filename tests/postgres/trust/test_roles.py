@@ -25,6 +25,9 @@ OF_THE_FLEET = (
     f"/v1/accelerators?{DAYS}",
     "/v1/nodes",
     "/v1/forecast",
+    f"/v1/queues?{DAYS}",
+    f"/v1/queues/quotas?{DAYS}",
+    f"/v1/queues/evictions?{DAYS}",
     f"/v1/scaling/{FOREIGN}-pool",
 )
 

@@ -326,18 +326,18 @@ def sum_times(connection: Connection, period: Period) -> list[QueueTime]:
                 sum(beside_unused_ns)::bigint AS beside_unused_ns
             FROM queue_wait_hour WHERE hour_ms >= %(start)s AND hour_ms < %(end)s GROUP BY 1, 2
         ), lost AS (
-            SELECT queue AS loser, count(*) AS evictions,
+            SELECT queue, count(*) AS evictions,
                 sum((evicted_ms - admitted_ms) * gpu_micro)::bigint AS lost_ns
             FROM queue_eviction WHERE evicted_ms >= %(start)s AND evicted_ms < %(end)s GROUP BY 1
         )
-        SELECT scheduler, queue, coalesce((SELECT q.parent FROM queue_quota q
+        SELECT used.scheduler, used.queue, coalesce((SELECT q.parent FROM queue_quota q
                 WHERE q.scheduler = used.scheduler AND q.queue = used.queue
                 AND q.from_ms < %(end)s ORDER BY q.from_ms DESC, q.id DESC LIMIT 1), '') AS parent,
             known.known_ms, reserved_ns, used_ns, borrowed_ns, lent_ns, unused_ns, waiting_ns,
             beside_unused_ns, coalesce(lost.evictions, 0) AS evictions, lost.lost_ns
         FROM used JOIN known USING (scheduler, queue) LEFT JOIN waits USING (scheduler, queue)
-        LEFT JOIN lost ON lost.loser = used.queue AND used.scheduler = 'kueue'
-        ORDER BY scheduler, queue
+        LEFT JOIN lost ON lost.queue = used.queue AND used.scheduler = 'kueue'
+        ORDER BY used.scheduler, used.queue
         """,
         {
             "start": period.start_ms - period.start_ms % HOUR_MS,
@@ -391,10 +391,11 @@ def queues_without_team(connection: Connection, period: Period) -> list[str]:
 
 
 def count_queues(connection: Connection) -> int:
-    """Queues that have a quota now."""
+    """Queues that hold workloads under a quota now."""
     values = select_values(
         connection,
-        "SELECT count(DISTINCT (scheduler, queue)) FROM queue_quota WHERE until_ms IS NULL",
+        "SELECT count(DISTINCT (scheduler, queue)) FROM queue_quota WHERE until_ms IS NULL AND NOT"
+        " has_children",
     )
     return int(values[0])
 
