@@ -39,10 +39,11 @@ def bold() -> list[float]:
 
 
 def table() -> dict[str, tuple[str, ...]]:
+    (text,) = [part for part in PAGE.split("\n\n") if "| GPU-samples a second |" in part]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in PAGE.splitlines()
-        if line.count("|") == 5
+        for line in text.splitlines()
+        if line.startswith("|")
     ]
     return {name: tuple(cells) for name, *cells in rows if name and not name.startswith("---")}
 
