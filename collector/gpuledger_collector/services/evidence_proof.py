@@ -30,7 +30,6 @@ from gpuledger_collector.storage.billing import identities, reports
 from gpuledger_collector.storage.billing.identities import path_text
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.telemetry import interval_packing
 
 Amounts = tuple[int | None, ...]
 
@@ -63,6 +62,9 @@ def _unlike_hours(connection: Connection, day: Period, calendar: Calendar) -> li
 
     Raises EvidenceDamaged when packed evidence is not what was packed.
     """
+    # Imports numpy, which a proof without evidence does not need.
+    from gpuledger_collector.storage.telemetry import interval_packing
+
     interval_packing.require_sealed(connection, day)
     identities.copy_hours(connection, day)
     # Requests of no row: nothing is removed that waits to be folded.

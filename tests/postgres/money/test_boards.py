@@ -409,24 +409,24 @@ HERE = {
 ELSEWHERE = {
     (
         "finops",
-        "This month, and its end at run rate ($currency)",
+        "This month, and its forecast ($currency)",
     ): "asks for now: tests/dashboards/test_meaning.py",
     ("finops", "Last 7 days against the 7 before"): "asks for now",
     ("finops", "An hour now ($currency)"): "asks for now: tests/dashboards/test_meaning.py",
     (
         "finops",
-        "Burn-up of $budget, and its end at run rate ($currency)",
+        "Burn-up of $budget, and its forecast ($currency)",
     ): "asks for now: tests/dashboards/test_meaning.py",
     (
         "finops",
-        "Budgets in money, their ends at run rate",
+        "Budgets in money, and their forecasts",
     ): "asks for now: tests/dashboards/test_meaning.py",
     (
         "finops",
-        "Budgets in GPU-hours, their ends at run rate",
+        "Budgets in GPU-hours, and their forecasts",
     ): "asks for now: tests/dashboards/test_meaning.py",
-    ("team", "This month, and its end at run rate ($currency)"): "asks for now",
-    ("research", "This month, and its end at run rate ($currency)"): "asks for now",
+    ("team", "This month, and its forecast ($currency)"): "asks for now",
+    ("research", "This month, and its forecast ($currency)"): "asks for now",
     ("finops", "Anomalies"): "estimates, each with its currency",
     ("idle", "Open findings of workloads"): "estimates, each with its currency",
     ("idle", "Accelerators that nobody holds"): "estimates, each with its currency",

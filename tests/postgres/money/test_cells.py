@@ -166,6 +166,10 @@ NOT_DERIVED = {
         *("scaling_outcome", "budget", "budget_share", "budget_alert"),
         *("budget_forecast", "owner_forecast"),
     },
+    "what schedulers have as quotas, which reach no bill": {
+        *("scheduler_cluster", "queue_quota", "tenant_queue", "queue_hour", "queue_wait_hour"),
+        *("scheduler_workload", "queue_eviction"),
+    },
     "tokens, messages and locks": {
         *(
             "token",

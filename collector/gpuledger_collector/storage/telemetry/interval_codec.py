@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpuledger_collector.storage.telemetry.interval_columns import PLANES
+
 STATES = ("held", "unallocated", "unavailable", "present")
 ABSENT = int(np.iinfo("<i8").min)
 """Stands for NULL in a record."""
@@ -59,20 +61,6 @@ CONTEXT = (
     "epoch_high",
     "epoch_low",
 )
-PLANES = {
-    "context": 4,
-    "gap": 4,
-    "length": 4,
-    "missing": 4,
-    "idle": 4,
-    "unknown": 4,
-    "energy": 6,
-    "seq": 4,
-    "record": 4,
-}
-"""Columns of a packed day, and how many planes each has at most."""
-LEAST = ("gap", "length", "energy")
-"""Columns to whose values the least of the day is added."""
 MAX_ENERGY_MJ = 2**40
 """The most energy of an interval that is packed (305 kWh)."""
 MAX_SEQ = 2**62

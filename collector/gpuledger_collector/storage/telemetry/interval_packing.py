@@ -32,7 +32,6 @@ from gpuledger_collector.storage.telemetry.interval_codec import (
     MAX_ENERGY_MJ,
     MAX_SEQ,
     NUMBERS,
-    PLANES,
     RECORD,
     STATES,
     Array,
@@ -40,6 +39,7 @@ from gpuledger_collector.storage.telemetry.interval_codec import (
     pack,
     seal,
 )
+from gpuledger_collector.storage.telemetry.interval_columns import PLANES
 from gpuledger_common.instants import to_datetime
 
 SLICE = 64

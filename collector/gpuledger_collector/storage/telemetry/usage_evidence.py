@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuledger_collector.accounting.period import DAY_MS
-from gpuledger_collector.storage.telemetry import interval_codec
-from gpuledger_collector.storage.telemetry.interval_codec import PLANES
+from gpuledger_collector.storage.telemetry import interval_columns
+from gpuledger_collector.storage.telemetry.interval_columns import PLANES
 
 COLUMNS = (
     "accelerator_id",
@@ -48,7 +48,7 @@ CONTEXT_COLUMNS = {
     "power_mw": "power_mw",
 }
 """Arrays of `usage_interval_day` with a value for each context, and what the value is called."""
-LEAST = {name: f"{name}_least" for name in interval_codec.LEAST}
+LEAST = {name: f"{name}_least" for name in interval_columns.LEAST}
 """Columns of bytes to whose values a number of the day is added."""
 
 
