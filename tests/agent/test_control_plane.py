@@ -104,7 +104,9 @@ def test_pods_of_a_node_and_labels_of_namespaces(plane, asked):
     add_pod(plane, "far", "n2", "Running")
     facts = asked.pods("n1")
     assert {name: fact.uid for (_, name), fact in facts.items()} == {**uids, "ended": ended}
-    assert facts["vision", "ended"] == PodFacts(ended, {"project": "x"}, ended=True)
+    assert facts["vision", "ended"] == PodFacts(
+        ended, {"project": "x"}, ended=True, scheduler="default-scheduler"
+    )
     assert facts["vision", "p0"].ended is False
     assert asked.namespaces()["vision"].labels["team"] == "seg"
 
