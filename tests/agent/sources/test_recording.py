@@ -75,6 +75,7 @@ workloads = st.builds(
     st.dictionaries(names, names, max_size=3),
     st.none() | names,
     st.none() | names,
+    st.none() | names,
     st.dictionaries(names, names, max_size=3),
 )
 

@@ -265,7 +265,9 @@ def read_token_days(connection: Connection, days: Sequence[Period]) -> list[Toke
     # Buckets count from 1.
     return [
         TokenDay(askers[number], days[day - 1].start_ms, Tokens(*counts))
-        for number, day, *counts in sorted(rows, key=lambda row: (row[1], ranks[row[0]]))
+        for day, _, number, counts in sorted(
+            (day, ranks[number], number, counts) for number, day, *counts in rows
+        )
     ]
 
 

@@ -105,9 +105,11 @@ def list_alive(connection: psycopg.Connection[Any], revisions: Collection[str]) 
 
 def has_mixed_versions(connection: psycopg.Connection[Any]) -> bool:
     """Whether live collectors know different migrations: an upgrade from one to the next goes on."""
-    row = connection.execute(
-        "SELECT count(DISTINCT revision) > 1 FROM replica WHERE seen_at > now() -"
-        " make_interval(secs => %s)",
-        (ALIVE_SECONDS,),
-    ).fetchone()
-    return row is not None and bool(row[0])
+    return bool(
+        select_value(
+            connection,
+            "SELECT count(DISTINCT revision) > 1 FROM replica WHERE seen_at > now() -"
+            " make_interval(secs => %s)",
+            (ALIVE_SECONDS,),
+        )
+    )

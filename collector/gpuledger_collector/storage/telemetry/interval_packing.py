@@ -250,8 +250,8 @@ def _packed(connection: Connection, day_ms: int, ids: Sequence[int]) -> Mapping[
 
 
 def _by_accelerator(rows: Sequence[tuple[int, bytes]]) -> dict[int, Array]:
-    ids = np.array([row[0] for row in rows], dtype="<i8")
-    records = np.frombuffer(b"".join([row[1] for row in rows]), dtype=RECORD)
+    ids = np.array([accelerator_id for accelerator_id, _ in rows], dtype="<i8")
+    records = np.frombuffer(b"".join([record for _, record in rows]), dtype=RECORD)
     order = np.argsort(ids, kind="stable")
     keys, first = np.unique(ids[order], return_index=True)
     parts = np.split(records[order], first[1:]) if len(keys) else []
