@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.cli import options
-from gpuledger_collector.cli.common import dry_run_note, new_app, refuse, time_range
+from gpuledger_collector.cli.common import TimeRange, dry_run_note, new_app, refuse, time_range
 from gpuledger_collector.cli.output import emit_report
 from gpuledger_collector.cli.session import Session, clock_ms, ledger_command
 from gpuledger_collector.cli.terminal import say
+from gpuledger_collector.export.report import Item, Report
 from gpuledger_collector.export.scheduler_queues import EVICTIONS, QUEUE_TIMES, QUOTAS, TENANTS
 from gpuledger_collector.services import scheduler_queues
+from gpuledger_collector.services.database import Connection
 from gpuledger_common.plurals import plural
+
+NOTHING = (
+    "none is known of this time; queues are read where kubernetes_queues is set"
+    " (docs/guides/kubernetes.md#quotas)"
+)
 
 app = new_app(
     name="queues",
@@ -33,10 +43,7 @@ def list_queues(
     They are those of quotas, which count requests: bills count what was held.
     """
     asked = time_range(period, start, end, days)
-    with session.database.transaction(read_only=True) as connection:
-        span = asked.resolve(session.calendar, session.now_ms)
-        times = scheduler_queues.list_times(connection, span)
-    emit_report(form, QUEUE_TIMES, times)
+    _list(session, asked, form, QUEUE_TIMES, scheduler_queues.list_times)
 
 
 @app.command(epilog="Example: gpuledger queues quotas --days 90")
@@ -51,10 +58,7 @@ def quotas(
 ) -> None:
     """List quotas with borrowing and lending limits as they were: a row for each change."""
     asked = time_range(period, start, end, days)
-    with session.database.transaction(read_only=True) as connection:
-        span = asked.resolve(session.calendar, session.now_ms)
-        dated = scheduler_queues.list_quotas(connection, span)
-    emit_report(form, QUOTAS, dated)
+    _list(session, asked, form, QUOTAS, scheduler_queues.list_quotas)
 
 
 @app.command(epilog="Example: gpuledger queues evictions --period 2026-10")
@@ -71,10 +75,7 @@ def evictions(
     who preempted them.
     """
     asked = time_range(period, start, end, days)
-    with session.database.transaction(read_only=True) as connection:
-        span = asked.resolve(session.calendar, session.now_ms)
-        evicted = scheduler_queues.list_evictions(connection, span)
-    emit_report(form, EVICTIONS, evicted)
+    _list(session, asked, form, EVICTIONS, scheduler_queues.list_evictions)
 
 
 @app.command(epilog="Example: gpuledger queues names --format csv")
@@ -89,10 +90,7 @@ def names(
 ) -> None:
     """List the queues that workloads name, as bills have them, and the queue with their quota."""
     asked = time_range(period, start, end, days)
-    with session.database.transaction(read_only=True) as connection:
-        span = asked.resolve(session.calendar, session.now_ms)
-        tenants = scheduler_queues.list_tenants(connection, span)
-    emit_report(form, TENANTS, tenants)
+    _list(session, asked, form, TENANTS, scheduler_queues.list_tenants)
 
 
 @app.command(epilog="Example: gpuledger queues read --config west.toml")
@@ -115,3 +113,15 @@ def read(session: Session, dry_run: options.DryRun = False) -> None:
         dry_run=dry_run,
     )
     say(f"{plural(count, 'queue')} with a quota{dry_run_note(dry_run)}")
+
+
+def _list(
+    session: Session,
+    asked: TimeRange,
+    form: options.Format,
+    report: Report[Item],
+    read: Callable[[Connection, Period], list[Item]],
+) -> None:
+    with session.database.transaction(read_only=True) as connection:
+        found = read(connection, asked.resolve(session.calendar, session.now_ms))
+    emit_report(form, report, found, [] if found else [NOTHING])

@@ -119,6 +119,15 @@ def test_the_command_reads_once(cluster, run, monkeypatch, api):
     assert out.strip() == "4 queues with a quota"
 
 
+@pytest.mark.parametrize("name", ["list", "quotas", "evictions", "names"])
+def test_a_list_without_a_reading_says_why_it_is_empty(run, name):
+    """As a table; CSV and JSON stay what programs read."""
+    code, out, err = run("queues", name, *SPAN)
+    assert code == 0, err
+    assert "none is known of this time" in " ".join(out.split())
+    assert json.loads(run("queues", name, *SPAN, "--format", "json")[1]) == []
+
+
 @pytest.fixture(scope="module")
 def plane():
     """A real control plane with the published definitions, and an account that may read Kueue."""
