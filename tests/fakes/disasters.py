@@ -27,6 +27,7 @@ from fakes.proxy import POINTS, ProxyProcess
 from fakes.truth import Node, Truth, Verdict, body_of, judge, small_disk
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.refresh import refresh
+from gpuledger_collector.services.upkeep import pack_usage_intervals
 from gpuledger_collector.storage.database import Database
 
 TABLES = {
@@ -39,6 +40,7 @@ TABLES = {
 """A lock on the table stops a transaction just there."""
 IN_TRANSACTION = "in a transaction, "
 HERD = 2000
+PACKED_AFTER_DAYS = 37
 
 
 class FaultyFleet:
@@ -297,8 +299,8 @@ class FaultyFleet:
     # The end.
 
     def settle(self, seconds: float = 180) -> Verdict:
-        """No more faults; what waits is delivered, hours are folded, days rated, and everything is
-        compared.
+        """No more faults; what waits is delivered, hours are folded, days rated, usage intervals
+        packed, and everything is compared.
         """
         self.proxy.say("faults 0")
         self.proxy.say("release")
@@ -308,7 +310,10 @@ class FaultyFleet:
         for thread in self._threads:
             thread.join(max(0.1, deadline - time.monotonic()))
         dsn = self.collector.dsn()
-        refresh(Database(dsn), ALWAYS, int(time.time() * 1000))
+        now_ms = int(time.time() * 1000)
+        refresh(Database(dsn), ALWAYS, now_ms)
+        # The collector does so by itself when it starts, if it comes to it: the evidence is old.
+        pack_usage_intervals(Database(dsn), PACKED_AFTER_DAYS, now_ms)
         verdict = judge(self.truth, self.nodes, dsn)
         alive = [thread.name for thread in self._threads if thread.is_alive()]
         verdict.unaccounted += [

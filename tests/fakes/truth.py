@@ -22,7 +22,7 @@ from fakes.batches import NOON_MS, batch, free, held, samples, workload
 from gpuledger_agent.push import Http, Pusher
 from gpuledger_agent.spool import BatchContents, DiskNearlyFull, Spool
 from gpuledger_collector.accounting.period import DAY_MS, Period
-from gpuledger_collector.storage.telemetry import archive
+from gpuledger_collector.storage.telemetry import archive, usage_evidence
 from gpuledger_common.batches import pack
 
 SPAN_MS, GPUS = 10_000, 2
@@ -270,7 +270,8 @@ def judge(truth: Truth, nodes: list[Node], dsn: str) -> Verdict:
         ).fetchall()
         usage_intervals = connection.execute(
             "SELECT n.name, s.epoch::text, s.seq, count(*), count(DISTINCT s.record),"
-            " sum(s.held_ms) FROM usage_interval s JOIN node n ON n.id = s.node_id GROUP BY 1, 2, 3"
+            f" sum(s.held_ms) FROM {usage_evidence.intervals(0)} AS s JOIN node n ON n.id ="
+            " s.node_id GROUP BY 1, 2, 3"
         ).fetchall()
         found = _samples(connection, max(truth.made.values(), default=0))
         billed = dict(

@@ -8,6 +8,7 @@ import pytest
 
 from fakes.disasters import FaultyFleet
 from fakes.proxy import KINDS
+from gpuledger_collector.storage.telemetry.usage_evidence import intervals
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +51,7 @@ def test_the_verdict_sees_what_it_looks_for():
         assert clean.batches["made"] == clean.batches["acknowledged"] == clean.batches["committed"]
         with psycopg.connect(fleet.collector.dsn()) as connection:
             connection.execute(
-                "INSERT INTO usage_interval SELECT * FROM usage_interval WHERE seq = 2"
+                f"INSERT INTO usage_interval SELECT * FROM {intervals(0)} AS s WHERE seq = 2"
             )
             connection.execute("DELETE FROM ingest_batch WHERE seq = 3")
             connection.execute(

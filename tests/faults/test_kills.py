@@ -17,6 +17,7 @@ import pytest
 from fakes.batches import NOON_MS, batch
 from fakes.postgres import open_folder
 from fakes.processes import BIN, CollectorProcess, collector_process
+from gpuledger_collector.storage.telemetry.usage_evidence import intervals
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +87,7 @@ def totals_of(connection):
     """Usage intervals and samples: as batches counted them, as they are stored, apart, and packed."""
     return connection.execute(
         "SELECT (SELECT sum(usage_intervals) FROM ingest_batch), (SELECT count(*) FROM"
-        " usage_interval), (SELECT sum(samples) FROM ingest_batch), (SELECT count(*) FROM"
+        f" {intervals(0)} AS s), (SELECT sum(samples) FROM ingest_batch), (SELECT count(*) FROM"
         " gpu_sample), (SELECT count(DISTINCT (accelerator_id, at_ms)) FROM gpu_sample), (SELECT"
         " coalesce(sum(rows), 0) FROM sample_archive)"
     ).fetchone()
@@ -102,7 +103,8 @@ def assert_conserved(collector: CollectorProcess, senders: list[Sender]) -> None
             "SELECT n.name, seq FROM ingest_batch JOIN node n ON n.id = node_id"
         ).fetchall()
         twice = connection.execute(
-            "SELECT count(*) - count(DISTINCT (node_id, epoch, seq, record)) FROM usage_interval"
+            "SELECT count(*) - count(DISTINCT (node_id, epoch, seq, record)) FROM"
+            f" {intervals(0)} AS s"
         ).fetchone()
         totals = totals_of(connection)
         # Samples of days long past are packed beside all this, when a collector starts: while they

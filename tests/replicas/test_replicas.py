@@ -15,6 +15,7 @@ from fakes.postgres import fresh_database, open_folder
 from fakes.replicas import replicas, until
 from gpuledger_collector.cli import build
 from gpuledger_collector.storage.notifications import outbox
+from gpuledger_collector.storage.telemetry.usage_evidence import intervals
 
 pytestmark = pytest.mark.slow
 
@@ -131,7 +132,8 @@ def test_the_same_batch_to_both_at_once_is_stored_once(pair, shared):
         shared, "SELECT count(*), sum(usage_intervals), sum(samples) FROM ingest_batch"
     ) == [(whole, 2 * whole, 12 * whole)]
     assert rows(
-        shared, "SELECT count(*), count(DISTINCT (accelerator_id, start_ms)) FROM usage_interval"
+        shared,
+        f"SELECT count(*), count(DISTINCT (accelerator_id, start_ms)) FROM {intervals(0)} AS s",
     ) == [(2 * whole, 2 * whole)]
     assert rows(
         shared, "SELECT count(*), count(DISTINCT (accelerator_id, at_ms)) FROM gpu_sample"
