@@ -260,7 +260,7 @@ def an_hour(collector: CollectorProcess) -> None:
         print(f"| {name} | {wall:.1f} | {own:.1f} | {used:.1f} | {peak:.0f} |", flush=True)
 
     step("fold and rate what the posts left", lambda: refresh(database, day, now_ms))
-    with psycopg.connect(collector.admin_dsn(), autocommit=True) as connection:
+    with psycopg.connect(collector.dsn(), autocommit=True) as connection:
         partitions.ensure(connection, "usage_interval", [hour_ms - hour_ms % DAY_MS])
         step(
             "write an hour of evidence",

@@ -34,7 +34,13 @@ from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import minute_rollup
 
 BATCH = 50_000
-"""Recompute requests of one transaction: about a day of 2,000 accelerators."""
+"""Accelerator-hours of one transaction: about a day of 2,000 accelerators.
+
+Each transaction reads the samples of its hours for all accelerators, so requests that repeat, as
+they do behind a fold that is late, count once.
+"""
+MAX_REQUESTS = 4 * BATCH
+"""Recompute requests of one transaction: all are in memory."""
 EVIDENCE_AT_ONCE = 2_000
 """Accelerator-hours whose evidence is in memory at once: about 60 usage intervals each, 70 KB."""
 ALWAYS = Period(0, 7_258_118_400_000)
@@ -56,26 +62,27 @@ def fold_usage(
             days = _days_of(usage.requested_hours(connection, period), zones.calendar(connection))
         folded = 0
         for day_ms in sorted(days):
-            requested = BATCH
+            is_full = True
             # Fewer than asked for: none was left. Those that came meanwhile wait for the next run,
             # so this loop ends.
-            while requested == BATCH and not stopping():
+            while is_full and not stopping():
                 # A claim that lasts for days is kept by the fold of each of them.
-                requested, hours = retry_conflicts(partial(_fold_batch, shared, day_ms))
+                is_full, hours = retry_conflicts(partial(_fold_batch, shared, day_ms))
                 folded += hours
     return folded
 
 
-def _fold_batch(database: Database, day_ms: int) -> tuple[int, int]:
-    """Fold a batch of a day's requests; how many there were, and for how many accelerator-hours."""
+def _fold_batch(database: Database, day_ms: int) -> tuple[bool, int]:
+    """Fold a batch of a day's requests; whether it was a full one, and its accelerator-hours."""
     with (
         ledger_day(database, day_ms) as (_, day),
         database.transaction(one_snapshot=True) as connection,
     ):
         # Requests are read and removed in the transaction that folds them: one that is interrupted
         # leaves them all.
-        requests = usage.recompute_requests(connection, day, BATCH)
-        return len(requests), fold_requested(connection, requests)
+        requests = usage.recompute_requests(connection, day, BATCH, MAX_REQUESTS)
+        hours = fold_requested(connection, requests)
+        return hours >= BATCH or len(requests) == MAX_REQUESTS, hours
 
 
 @contextmanager
@@ -199,7 +206,7 @@ def _added_up(
     span: Period,
     placements: Mapping[int, Sequence[RatedPlacement]],
     cut_hours_ms: Set[int],
-) -> tuple[list[HourlyUsage], list[int]]:
+) -> tuple[list[HourlyUsage], set[int]]:
     """Pieces of the accelerators whose evidence the database can add up, as most can, and these
     accelerators.
 
@@ -210,7 +217,7 @@ def _added_up(
     for evidence_sum in usage.evidence_sums(connection, list(hours), span):
         sums[evidence_sum.accelerator_id].append(evidence_sum)
     pieces: list[HourlyUsage] = []
-    added_up: list[int] = []
+    added_up: set[int] = set()
     for accelerator_id, hours_ms in hours.items():
         own, own_placements = sums.get(accelerator_id, ()), placements.get(accelerator_id, ())
         # Evidence without capacity has no pieces, as in `fold_hours`.
@@ -224,7 +231,7 @@ def _added_up(
             and cut_hours_ms.isdisjoint(hours_ms)
             and _is_of_one_place(inside, own_placements)
         ):
-            added_up.append(accelerator_id)
+            added_up.add(accelerator_id)
             pieces += map(_piece, inside)
     return pieces, added_up
 

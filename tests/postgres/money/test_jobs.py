@@ -8,6 +8,7 @@ import pytest
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Fleet, Held
 from fakes.minutes import roll_up_minutes
 from gpuledger_collector.accounting.period import Period, parse_instant
+from gpuledger_collector.services import hourly_usage
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.rating import rate_usage
 from gpuledger_collector.services.reconciliation import reconcile
@@ -168,6 +169,33 @@ def test_marks_that_arrive_during_a_fold_are_kept(fleet, ledger) -> None:
         usage.remove_recompute_requests(connection, [mark.id for mark in marks])
     assert len(fleet.rows("SELECT * FROM hour_recompute")) == 1
     assert fold_usage(ledger) == 1
+
+
+@pytest.mark.parametrize(
+    ("max_requests", "batches"), [(100, 2), (3, 5)], ids=["by hour", "by request"]
+)
+def test_requests_that_repeat_are_folded_once(
+    fleet, ledger, monkeypatch, max_requests, batches
+) -> None:
+    """A batch is so many accelerator-hours, however often they were requested; more requests than
+    fit into memory are left to the next batch.
+    """
+    furnish(fleet)
+    for _ in range(5):
+        fleet.evidence([Held(number, 9, 0, HOUR) for number in (1, 2, 3)])
+    monkeypatch.setattr(hourly_usage, "BATCH", 2)
+    monkeypatch.setattr(hourly_usage, "MAX_REQUESTS", max_requests)
+    folded = []
+    whole = hourly_usage.fold_requested
+
+    def fold(connection, requests):
+        folded.append([request.accelerator_id for request in requests])
+        return whole(connection, requests)
+
+    monkeypatch.setattr(hourly_usage, "fold_requested", fold)
+    fold_usage(ledger)
+    assert fleet.rows("SELECT * FROM hour_recompute") == []
+    assert len([batch for batch in folded if batch]) == batches
 
 
 def test_late_evidence_rates_its_day_again(expected, fleet, ledger) -> None:

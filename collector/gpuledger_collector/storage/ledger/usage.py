@@ -33,17 +33,22 @@ _REQUESTED = """hour_ms >= %s AND hour_ms < %s
 
 
 def recompute_requests(
-    connection: Connection, period: Period, limit: int | None = None
+    connection: Connection,
+    period: Period,
+    max_hours: int | None = None,
+    max_requests: int | None = None,
 ) -> list[RecomputeRequest]:
     """List requested hours of the period, by hour and accelerator, except those whose evidence has
-    expired.
+    expired; at most so many accelerator-hours, and requests for them.
     """
     return select_as(
         connection,
         RecomputeRequest,
-        f"SELECT id, accelerator_id, hour_ms FROM hour_recompute WHERE {_REQUESTED} "
-        "ORDER BY hour_ms, accelerator_id, id LIMIT %s",
-        (period.start_ms - HOUR_MS + 1, period.end_ms, limit),
+        f"WITH asked AS (SELECT DISTINCT hour_ms, accelerator_id FROM hour_recompute WHERE"
+        f" {_REQUESTED} ORDER BY hour_ms, accelerator_id LIMIT %s) SELECT id, accelerator_id,"
+        " hour_ms FROM hour_recompute JOIN asked USING (hour_ms, accelerator_id) ORDER BY hour_ms,"
+        " accelerator_id, id LIMIT %s",
+        (period.start_ms - HOUR_MS + 1, period.end_ms, max_hours, max_requests),
     )
 
 
