@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, day_of
-from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.database import Database, retry_conflicts
 from gpuledger_collector.storage.ledger import unused_names, zones
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.server import replicas
@@ -40,12 +41,14 @@ def create_partitions(database: Database, now_ms: int, ahead: int = DAYS_AHEAD) 
     """
     today_ms = day_of(now_ms).start_ms
     days_ms = [today_ms + number * DAY_MS for number in range(ahead + 1)]
-    created = 0
-    for table in partitions.PARTITIONED:
+
+    def create(table: str) -> int:
         with database.transaction() as connection:
             connection.execute(f"SET LOCAL lock_timeout = '{partitions.JOB_WAIT}'")
-            created += len(partitions.ensure(connection, table, days_ms))
-    return created
+            return len(partitions.ensure(connection, table, days_ms))
+
+    # Citus ends one of two sessions that wait for each other over several servers.
+    return sum(retry_conflicts(partial(create, table)) for table in partitions.PARTITIONED)
 
 
 def merge_partitions(

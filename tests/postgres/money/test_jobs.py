@@ -19,6 +19,7 @@ from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import usage
 from gpuledger_collector.storage.ledger.placements import settle
 from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.telemetry import partitions
 
 PRICES = (
     "INSERT INTO price (pool, gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms,"
@@ -328,6 +329,22 @@ def test_partitions_are_made_ahead_once(fleet, ledger) -> None:
     """
     assert create_partitions(ledger, NOW_MS) == 8
     assert create_partitions(ledger, NOW_MS) == 0
+
+
+def test_partitions_are_created_although_a_deadlock_ends_the_first_try(ledger, monkeypatch) -> None:
+    """The transaction that a server chose to end is begun again."""
+    ensure, tries = partitions.ensure, []
+
+    def ended_once(connection, table, days_ms):
+        made = ensure(connection, table, days_ms)
+        tries.append(table)
+        if tries.count(table) == 1:
+            connection.execute("DO $$BEGIN RAISE SQLSTATE '40P01'; END$$")
+        return made
+
+    monkeypatch.setattr(partitions, "ensure", ended_once)
+    assert create_partitions(ledger, NOW_MS) == 8
+    assert sorted(tries) == sorted([*partitions.PARTITIONED] * 2)
 
 
 def test_minutes_are_means_of_their_samples(fleet, ledger, run, written) -> None:
