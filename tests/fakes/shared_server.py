@@ -85,8 +85,10 @@ def ask(fleet, *rows):
     )
 
 
-def count(fleet, prompt, generated, part="engine=0,model_name=Qwen3-32B", workload=1):
-    """Counters of the server that begin at zero and end there, read by the minute for ten hours."""
+def count(fleet, prompt, generated, part="engine=0,model_name=Qwen3-32B", workload=1, day=0):
+    """Counters of the server that begin at zero and end there, read every five minutes for the first
+    ten hours of a day.
+    """
     workload = fleet.workload(workload)
     with fleet.connection.transaction():
         counters.store_readings(
@@ -94,7 +96,7 @@ def count(fleet, prompt, generated, part="engine=0,model_name=Qwen3-32B", worklo
             [
                 (
                     counters.Series(workload, "agent", "http://s/metrics", part, counter, "vllm"),
-                    CounterReading(OCTOBER + minute * MINUTE, total * minute // 600),
+                    CounterReading(OCTOBER + day * DAY + minute * MINUTE, total * minute // 600),
                 )
                 for counter, total in (("prompt_tokens", prompt), ("generated_tokens", generated))
                 for minute in range(0, 601, 5)
@@ -102,7 +104,7 @@ def count(fleet, prompt, generated, part="engine=0,model_name=Qwen3-32B", worklo
         )
 
 
-def compute(fleet, seconds, tokens, workload=1, other=0):
+def compute(fleet, seconds, tokens, workload=1, other=0, day=0):
     """SGLang's GPU seconds of prompts and of answers, and how many tokens these were, as `count`
     has them.
     """
@@ -127,7 +129,7 @@ def compute(fleet, seconds, tokens, workload=1, other=0):
                         counter,
                         "sglang",
                     ),
-                    CounterReading(OCTOBER + minute * MINUTE, total * minute // 600),
+                    CounterReading(OCTOBER + day * DAY + minute * MINUTE, total * minute // 600),
                 )
                 for counter, total in totals.items()
                 for minute in range(0, 601, 5)

@@ -11,17 +11,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from fractions import Fraction
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.inference import Tokens
-from gpuledger_collector.accounting.inference_split import (
-    IDLE,
-    Claimant,
-    parse_weights,
-    price_per_million,
-)
+from gpuledger_collector.accounting.inference_split import IDLE, Claimant
 from gpuledger_collector.accounting.money import Money, round_amounts
 from gpuledger_collector.accounting.period import Calendar, format_instant
+from gpuledger_collector.accounting.token_prices import (
+    NO_TOKENS,
+    UNKNOWN,
+    PricedDay,
+    Prices,
+    TokenKinds,
+    price_tokens,
+)
 
 KEYS = ("server", "tenant", "model", "gateway", "owner", "day", "hour", "month")
 """What lines may be grouped by."""
@@ -126,8 +130,8 @@ class ServerSummary:
     counted_output: int | None
     coverage: Decimal | None
     scaled_days: int
-    held_prices: tuple[Decimal | None, ...]
-    used_prices: tuple[Decimal | None, ...]
+    held_prices: Prices
+    used_prices: Prices
     bought: Money | None = None
     """What the tokens of gateways would have cost at the declared price of an API."""
 
@@ -237,7 +241,7 @@ def _amounts(
 
 
 def summarize_servers(
-    servers: Iterable[ServerLine], lines: Iterable[InferenceLine]
+    servers: Sequence[ServerLine], lines: Sequence[InferenceLine]
 ) -> list[ServerSummary]:
     """Sum servers over the days of a period, by name and currency."""
     days: dict[tuple[str, str], list[ServerLine]] = defaultdict(list)
@@ -246,14 +250,19 @@ def summarize_servers(
     parts: dict[str, list[InferenceLine]] = defaultdict(list)
     for line in lines:
         parts[line.server].append(line)
+    scale = TokenScale(servers, lines)
     return [
-        _summarize(name, currency, rows, parts[name])
+        _summarize(name, currency, rows, parts[name], scale)
         for (name, currency), rows in sorted(days.items())
     ]
 
 
 def _summarize(
-    name: str, currency: str, days: Sequence[ServerLine], parts: Sequence[InferenceLine]
+    name: str,
+    currency: str,
+    days: Sequence[ServerLine],
+    parts: Sequence[InferenceLine],
+    scale: TokenScale,
 ) -> ServerSummary:
     own = [line for line in parts if line.currency == currency]
     asked = _asked_by_day(own)
@@ -263,7 +272,9 @@ def _summarize(
     cost = sum(day.cost_micro for day in days)
     used = sum(day.used_micro for day in days)
     left = sum(line.idle_micro for line in own if line.claimant.tenant == IDLE)
-    held_prices, used_prices = _prices(days, own)
+    # Of days of the same weights prices follow from weighted tokens alone.
+    is_varied = len({day.weights for day in days}) > 1
+    held_prices, used_prices = _prices(days, own, scale.sum_kinds(parts) if is_varied else {})
     return ServerSummary(
         name,
         Money(cost, currency) if currency else None,
@@ -331,20 +342,76 @@ def _coverage(known: Sequence[ServerLine], asked: Mapping[int, Tokens]) -> Decim
     return Decimal(of_gateways * 10_000 // counted).scaleb(-4)
 
 
-def _prices(
-    days: Sequence[ServerLine], lines: Sequence[InferenceLine]
-) -> tuple[tuple[Decimal | None, ...], tuple[Decimal | None, ...]]:
-    """Prices of a million tokens by kind, at held and at used cost; None where weights changed in
-    the period or nothing was counted.
+class TokenScale:
+    """Tokens of lines by what they weigh, those of gateways scaled down to what their server counted
+    on the day, as the split has them.
     """
-    texts = {day.weights for day in days}
-    if len(texts) != 1 or not days[0].currency:
-        return (None,) * 3, (None,) * 3
-    weights = parse_weights(texts.pop())
-    weighted = sum(line.weighted for line in lines)
-    held, used = sum(day.cost_micro for day in days), sum(day.used_micro for day in days)
-    kinds = (weights.input, weights.cached, weights.output)
-    return (
-        tuple(price_per_million(held, weight, weighted) for weight in kinds),
-        tuple(price_per_million(used, weight, weighted) for weight in kinds),
+
+    def __init__(self, servers: Iterable[ServerLine], lines: Iterable[InferenceLine]) -> None:
+        """`servers`, `lines`: of all tenants and currencies."""
+        scaled = {(day.server, day.day_ms): day for day in servers if day.is_scaled}
+        asked: dict[tuple[str, int], Tokens] = defaultdict(Tokens)
+        for line in lines:
+            if line.claimant.is_tenant and (line.server, line.day_ms) in scaled:
+                asked[line.server, line.day_ms] += line.tokens
+        self._factors = {
+            key: (
+                _at_most_one(scaled[key].counted_input, tokens.input),
+                _at_most_one(scaled[key].counted_output, tokens.output),
+            )
+            for key, tokens in asked.items()
+        }
+
+    def sum_kinds(self, lines: Iterable[InferenceLine]) -> dict[tuple[str, int], TokenKinds]:
+        """The tokens of lines of all currencies by server and day."""
+        sums: dict[tuple[str, int], Tokens] = defaultdict(Tokens)
+        for line in lines:
+            sums[line.server, line.day_ms] += line.tokens
+        kinds = {}
+        for key, tokens in sums.items():
+            of_input, of_output = self._factors.get(key, (Fraction(1), Fraction(1)))
+            kinds[key] = TokenKinds(
+                (tokens.input - tokens.cached) * of_input,
+                tokens.cached * of_input,
+                tokens.output * of_output,
+            )
+        return kinds
+
+
+def _at_most_one(counted: int | None, asked: int) -> Fraction:
+    """The part of what gateways counted that the server counted as well."""
+    return Fraction(counted or 0, asked) if asked and (counted or 0) < asked else Fraction(1)
+
+
+def _prices(
+    days: Sequence[ServerLine],
+    lines: Sequence[InferenceLine],
+    kinds: Mapping[tuple[str, int], TokenKinds],
+) -> tuple[Prices, Prices]:
+    """Prices of a million tokens by kind, at held and at used cost; `days`, `lines`: of one server
+    and currency.
+    """
+    if not days[0].currency:
+        return UNKNOWN, UNKNOWN
+    weighted: dict[int, int] = defaultdict(int)
+    for line in lines:
+        weighted[line.day_ms] += line.weighted
+    held, used = (
+        [
+            PricedDay(
+                cost_of(day),
+                day.weights,
+                weighted[day.day_ms],
+                kinds.get((day.server, day.day_ms), NO_TOKENS),
+            )
+            for day in days
+        ]
+        for cost_of in _COSTS
     )
+    return price_tokens(held), price_tokens(used)
+
+
+_COSTS: Sequence[Callable[[ServerLine], int]] = (
+    lambda day: day.cost_micro,
+    lambda day: day.used_micro,
+)

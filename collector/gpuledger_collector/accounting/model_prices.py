@@ -1,13 +1,13 @@
 """What a million tokens of each model cost on the shared servers that answered it in a period.
 
-A price is written only where it is known: of a model that one server answered, at one set of
-weights and in one currency. What has no price is said in a sentence, and is never zero.
+A price is written only where it is known: of a model that one server answered, in one currency.
+What has no price is said in a sentence, and is never zero.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -78,16 +78,14 @@ class _Prices:
     """Prices of servers, and why some have none."""
 
     def __init__(
-        self, lines: Iterable[InferenceLine], servers: Sequence[ServerLine], cost: str
+        self, lines: Sequence[InferenceLine], servers: Sequence[ServerLine], cost: str
     ) -> None:
         self.of: dict[str, tuple[list[Decimal], str]] = {}
         self._currencies: dict[str, set[str]] = defaultdict(set)
-        self._weights: dict[str, set[str]] = defaultdict(set)
         for day in servers:
             # A day without a price is none of what the others cost.
             if day.currency:
                 self._currencies[day.server].add(day.currency)
-                self._weights[day.server].add(day.weights)
         for summary in summarize_servers(servers, lines):
             values = summary.held_prices if cost == HELD else summary.used_prices
             known = [value for value in values if value is not None]
@@ -100,6 +98,4 @@ class _Prices:
             return f"nothing of {server} was charged"
         if len(self._currencies[server]) > 1:
             return f"{server} costs in {' and '.join(sorted(self._currencies[server]))}"
-        if len(self._weights[server]) > 1:
-            return f"the weights of {server} changed in this period; ask for a part of it"
         return "" if server in self.of else f"its tokens cost nothing on {server}"

@@ -11,11 +11,18 @@ from gpuledger_collector.accounting.inference_lines import (
     GroupedLine,
     InferenceLine,
     ServerLine,
+    TokenScale,
     group_lines,
     summarize_servers,
 )
-from gpuledger_collector.accounting.inference_split import parse_weights, price_per_million
 from gpuledger_collector.accounting.period import Calendar
+from gpuledger_collector.accounting.token_prices import (
+    NO_TOKENS,
+    UNKNOWN,
+    PricedDay,
+    Prices,
+    price_tokens,
+)
 
 KEYS = ("server", "model")
 
@@ -25,11 +32,11 @@ class ModelUse:
     """What an owner's tenants asked of a model on a server, and what it cost them, in one currency.
 
     `prices`: what a million input, cached and output tokens cost them; None: not known, since
-    weights changed or nothing was charged. `coverage`: of the server, None: not known.
+    nothing was counted or charged. `coverage`: of the server, None: not known.
     """
 
     line: GroupedLine
-    prices: tuple[Decimal | None, ...]
+    prices: Prices
     coverage: Decimal | None
 
     @property
@@ -55,22 +62,26 @@ def list_model_use(
         for summary in reversed(summarize_servers(servers, lines))
         if summary.coverage is not None
     }
-    weights: dict[str, set[str]] = defaultdict(set)
-    for day in servers:
-        weights[day.server].add(day.weights)
+    scale = TokenScale(servers, lines)
+    weights = {(day.server, day.day_ms): day.weights for day in servers}
     by_owner: dict[str, list[InferenceLine]] = defaultdict(list)
     for line in lines:
         if line.claimant.is_tenant and line.owner.get(level):
             by_owner[line.owner[level]].append(line)
     uses: dict[str, list[ModelUse]] = {}
     for owner, own in by_owner.items():
-        by_model: dict[tuple[str, str, str], list[InferenceLine]] = defaultdict(list)
+        by_model: dict[tuple[str, str], list[InferenceLine]] = defaultdict(list)
         for line in own:
-            by_model[line.server, line.claimant.model, line.currency].append(line)
+            by_model[line.server, line.claimant.model].append(line)
         uses[owner] = [
             ModelUse(
                 grouped,
-                _prices(grouped, by_model, weights[grouped.keys["server"]]),
+                _prices(
+                    grouped,
+                    by_model[grouped.keys["server"], grouped.keys["model"]],
+                    weights,
+                    scale,
+                ),
                 coverage.get(grouped.keys["server"]),
             )
             for grouped in group_lines(own, KEYS, calendar)
@@ -80,17 +91,28 @@ def list_model_use(
 
 def _prices(
     grouped: GroupedLine,
-    lines: Mapping[tuple[str, str, str], Sequence[InferenceLine]],
-    texts: set[str],
-) -> tuple[Decimal | None, ...]:
-    """Prices of a million tokens by kind, at what the lines of a group cost."""
-    if grouped.cost is None or len(texts) != 1:
-        return (None,) * 3
-    weights = parse_weights(next(iter(texts)))
-    own = lines[grouped.keys["server"], grouped.keys["model"], grouped.cost.currency]
-    cost = sum(line.used_micro + line.idle_micro for line in own)
-    weighted = sum(line.weighted for line in own)
-    return tuple(
-        price_per_million(cost, weight, weighted)
-        for weight in (weights.input, weights.cached, weights.output)
+    lines: Sequence[InferenceLine],
+    weights: Mapping[tuple[str, int], str],
+    scale: TokenScale,
+) -> Prices:
+    """Prices of a million tokens by kind, at what the lines of a group cost; `lines`: of its server
+    and model, in all currencies.
+    """
+    if grouped.cost is None:
+        return UNKNOWN
+    kinds = scale.sum_kinds(lines)
+    days: dict[tuple[str, int], list[InferenceLine]] = defaultdict(list)
+    for line in lines:
+        if line.currency == grouped.cost.currency:
+            days[line.server, line.day_ms].append(line)
+    return price_tokens(
+        [
+            PricedDay(
+                sum(line.used_micro + line.idle_micro for line in own),
+                weights[key],
+                sum(line.weighted for line in own),
+                kinds.get(key, NO_TOKENS),
+            )
+            for key, own in sorted(days.items())
+        ]
     )

@@ -114,7 +114,7 @@ def server_facts(server: ModelServer, calendar: Calendar, link: LinkOf) -> Mappi
 
 
 def price_rows(server: ModelServer) -> list[tuple[str, str, str]]:
-    """Of each kind of tokens what a million cost, held and used; none where weights changed."""
+    """Of each kind of tokens what a million cost, held and used; none where nothing is known."""
     summary = server.summary
     if summary is None or all(price is None for price in summary.held_prices):
         return []

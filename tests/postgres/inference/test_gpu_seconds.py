@@ -1,11 +1,29 @@
 """Servers whose output tokens weigh what SGLang's GPU seconds say, day by day."""
 
 import json
+from decimal import Decimal
 
 import pytest
 
-from fakes.shared_server import DECLARED, NLP, PERIOD, VISION, ask, compute, costs, count, rows
+from fakes.fleet import DAY, HOUR, OCTOBER, Held
+from fakes.shared_server import (
+    DECLARED,
+    MODEL,
+    NLP,
+    PERIOD,
+    VISION,
+    ask,
+    compute,
+    costs,
+    count,
+    rows,
+)
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.export.model_servers import price_rows
+from gpuledger_collector.export.statement import as_html
+from gpuledger_collector.services.model_servers import read_model_servers
 from gpuledger_collector.services.reconciliation import reconcile
+from gpuledger_collector.services.statement import read_statement
 from gpuledger_collector.storage.ledger import zones
 
 pytestmark = pytest.mark.slow
@@ -120,3 +138,88 @@ def test_output_cannot_be_weighed_by_an_input_that_weighs_nothing(served, apply)
     code, _, err = apply(text)
     assert code == 2
     assert "which must weigh something" in err
+
+
+@pytest.fixture
+def three_days(served):
+    """72 USD on each of three days, whose output tokens weigh 8, 2 and, without GPU seconds, 4."""
+    served.connection.execute("UPDATE capacity SET out_ms = out_ms + 2 * 86400000")
+    served.evidence(
+        [
+            Held(number, 1, at, at + HOUR, busy=HOUR // 2, idle=HOUR // 2)
+            for number in (1, 2)
+            for day in (1, 2)
+            for at in range(day * DAY, day * DAY + 10 * HOUR, HOUR)
+        ]
+    )
+    # By hand, a weighted token costs 1, 2 and 3 thousandths: input 40 + 40 + 12 USD for 64,000 that
+    # were computed, cached input 4 USD for 20,000, output 32 + 28 + 60 USD for 16,000.
+    for day, (computed, cached, output, seconds) in enumerate(
+        (
+            (40_000, 0, 4_000, (100, 200)),
+            (20_000, 20_000, 7_000, (200, 100)),
+            (4_000, 0, 5_000, None),
+        )
+    ):
+        asked = (
+            (VISION, 24 * day + 1, computed + cached, cached, 0),
+            (NLP, 24 * day + 2, 0, 0, output),
+        )
+        ask(served, *asked)
+        count(served, computed + cached, output, day=day)
+        if seconds:
+            compute(served, seconds, (4_000, 1_000), day=day)
+    return served
+
+
+DAYS = ("--from", "2025-10-01", "--to", "2025-10-04")
+PRICES = {"input": Decimal("1437.5"), "cached": Decimal(200), "output": Decimal(7500)}
+
+
+def test_prices_of_days_of_other_weights_are_their_mean_by_tokens(three_days, run, apply):
+    """What tokens of a kind cost, over how many they were; in every list, and per token for LiteLLM."""
+    assert apply(BY_SECONDS)[0] == 0
+    (server,) = rows(run, command="servers", period=DAYS)
+    for kind, price in PRICES.items():
+        assert Decimal(server[f"{kind}_price_held"]) == price
+        assert Decimal(server[f"{kind}_price_used"]) == price / 2
+    code, out, err = run("prices", "models", *DAYS, "--format", "csv")
+    assert (code, err) == (0, "")
+    header, row = (line.split(",") for line in out.splitlines())
+    listed = dict(zip(header, row, strict=True))
+    assert {kind: Decimal(listed[f"{kind}_price"]) for kind in PRICES} == PRICES
+    code, out, err = run("prices", "models", *DAYS, "--format", "litellm")
+    assert (code, err) == (0, "")
+    assert json.loads(out, parse_float=Decimal) == {
+        MODEL: {
+            "input_cost_per_token": PRICES["input"] / 10**6,
+            "output_cost_per_token": PRICES["output"] / 10**6,
+            "cache_read_input_token_cost": PRICES["cached"] / 10**6,
+        }
+    }
+    (shown,) = read_model_servers(three_days.connection, Period(OCTOBER, OCTOBER + 3 * DAY)).servers
+    assert price_rows(shown) == [
+        ("input", "1,437.5000", "718.7500"),
+        ("cached input", "200.0000", "100.0000"),
+        ("output", "7,500.0000", "3,750.0000"),
+    ]
+
+
+@pytest.mark.parametrize("is_closed", [False, True], ids=["open", "closed"])
+def test_a_statement_has_the_mean_of_its_own_days(three_days, run, apply, is_closed):
+    """Vision asked all of the input, of which it paid what it cost on each day; of output, of which
+    it had none, its days of 8, 4 and 12 USD by all of its tokens.
+    """
+    assert apply(CHARGED)[0] == 0
+    assert run("chargeback", *DAYS)[0] == 0
+    if is_closed:
+        code, out, err = run("close", "--period", "2025-10")
+        assert code == 0, (out, err)
+    statement = read_statement(
+        three_days.connection, "team", "vision", "2025-10", OCTOBER + 40 * DAY, None
+    )
+    (use,) = statement.model_use
+    assert use.line.cost.plain() == "96.00"
+    of_output = Decimal(8 * 40 + 4 * 40 + 12 * 4) / 84 * 1000
+    assert use.prices == (PRICES["input"], PRICES["cached"], round(of_output, 6))
+    assert "1,437.5000" in as_html(statement)

@@ -50,11 +50,6 @@ def test_prices_are_those_of_the_server_at_held_and_at_used_cost():
         ([line("a", "q"), line("b", "q")], [day_of("a"), day_of("b")], "a and b answered it"),
         ([line("a", "q", currency="")], [day_of("a", currency="", cost=0)], "nothing of a was"),
         (
-            [line("a", "q"), line("a", "q", 1)],
-            [day_of("a"), day_of("a", 1, weights="1 : 1 : 1")],
-            "the weights of a changed",
-        ),
-        (
             [line("a", "q"), line("a", "q", currency="EUR")],
             [day_of("a"), day_of("a", currency="EUR")],
             "a costs in EUR and USD",
@@ -81,3 +76,13 @@ def test_a_day_without_a_price_is_none_of_what_the_others_cost():
     days = [day_of("a"), day_of("a", 1, currency="", cost=0, weights="1 : 1 : 1")]
     (price,) = list_model_prices(lines, days).prices
     assert price.input == Decimal(6000)
+
+
+def test_days_of_other_weights_are_averaged_by_tokens():
+    """6 USD for 1,000 input tokens on one day and for 3,000 on another, whose output weighs less."""
+    lines = [line("a", "q"), line("a", "q", 1, tokens=3000)]
+    days = [day_of("a"), day_of("a", 1, weights="1 : 0.1 : 2")]
+    held, used = (list_model_prices(lines, days, cost).prices for cost in (HELD, USED))
+    # Of output, of which nobody had any, 24,000 for a quarter of the tokens and 4,000 for the rest.
+    assert held == [ModelPrice("q", "a", Decimal(3000), Decimal(300), Decimal(9000), "USD")]
+    assert used == [ModelPrice("q", "a", Decimal(1500), Decimal(150), Decimal(4500), "USD")]
