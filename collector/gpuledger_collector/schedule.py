@@ -38,7 +38,8 @@ class Job:
     """A piece of scheduled work; what it returns is recorded as the detail of the run.
 
     `counts` says what a returned number counts. Jobs run one at a time, except those `apart`: they
-    take minutes, and the others need not wait for them.
+    take minutes, and the others need not wait for them; and those `remote`, which ask another server
+    at their minute and wait for neither.
     """
 
     name: str
@@ -46,6 +47,16 @@ class Job:
     work: Callable[[], object]
     counts: str = ""
     apart: bool = False
+    remote: bool = False
+
+    @property
+    def executor(self) -> str:
+        """The thread that runs it, one job at a time."""
+        return "remote" if self.remote else "apart" if self.apart else "default"
+
+
+EXECUTORS = ("remote", "apart", "default")
+"""In the order in which a schedule that stops waits for them."""
 
 
 class Leadership:
@@ -111,13 +122,12 @@ class Schedule:
         self._clock = clock
         self._metrics = metrics
         self._leadership = Leadership(database)
-        self._running = threading.Lock()
-        self._apart = threading.Lock()
+        self._running = {name: threading.Lock() for name in EXECUTORS}
         self._stopping = stopping or threading.Event()
         # One thread for each executor: several would wait for the lock, which keeps no order.
         self._scheduler = BackgroundScheduler(
             timezone=dt.UTC,
-            executors={"default": ThreadPoolExecutor(1), "apart": ThreadPoolExecutor(1)},
+            executors={name: ThreadPoolExecutor(1) for name in EXECUTORS},
         )
 
     def start(self) -> None:
@@ -131,7 +141,7 @@ class Schedule:
                 args=[job],
                 seconds=job.seconds,
                 id=job.name,
-                executor="apart" if job.apart else "default",
+                executor=job.executor,
                 next_run_time=begin + dt.timedelta(milliseconds=100 * place),
                 max_instances=1,
                 coalesce=True,
@@ -148,11 +158,13 @@ class Schedule:
         self._stopping.set()
         self._scheduler.shutdown(wait=False)
         deadline = time.monotonic() + seconds
-        if self._apart.acquire(timeout=seconds):
-            self._apart.release()
-        if self._running.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        is_idle = False
+        for name in EXECUTORS:
+            is_idle = self._running[name].acquire(timeout=max(0.0, deadline - time.monotonic()))
+            if is_idle:
+                self._running[name].release()
+        if is_idle:
             self._leadership.close()
-            self._running.release()
         else:
             log.warning("a job is still running: this replica leads until the process ends")
 
@@ -160,7 +172,7 @@ class Schedule:
         """Run a job if this replica leads; a failure is recorded and logged, and does not stop the
         others.
         """
-        with self._apart if job.apart else self._running:
+        with self._running[job.executor]:
             if self._stopping.is_set():
                 return
             leads = self._leadership.holds()

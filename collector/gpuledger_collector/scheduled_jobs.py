@@ -129,7 +129,8 @@ def _ledger_jobs(c: _Context) -> list[Job]:
             lambda: rate_usage(database, c.now_ms, stopping=c.stopping),
             "days rated",
         ),
-        # Apart: an API server may take its time.
+        # Remote: an API server may take its time, and a reading holds for two and a half minutes, so
+        # that it cannot wait for jobs that take longer.
         Job(
             "read_queues",
             MINUTE_SECONDS if settings.queue_schedulers else 0,
@@ -141,7 +142,7 @@ def _ledger_jobs(c: _Context) -> list[Job]:
                 read_clock,
             ),
             "queues with a quota",
-            apart=True,
+            remote=True,
         ),
         # Apart: they read every charge of a month, and rating need not wait for them.
         Job(

@@ -158,6 +158,41 @@ def test_a_job_apart_holds_no_other_up(database):
     assert stopping.is_set()
 
 
+def test_a_remote_job_waits_for_no_other(database):
+    """Neither for one that takes minutes nor for the others, which do not wait for it."""
+    running, release = threading.Semaphore(0), threading.Event()
+
+    def wait() -> None:
+        running.release()
+        assert release.wait(60)
+
+    schedule = Schedule([], database, lambda: NOON_MS, Metrics())
+    busy = [Job("long", 60, wait, apart=True), Job("rating", 60, wait)]
+    threads = [threading.Thread(target=schedule.run, args=[job]) for job in busy]
+    for thread in threads:
+        thread.start()
+    try:
+        assert all(running.acquire(timeout=60) for _ in threads)
+        asked = threading.Event()
+        reading = threading.Thread(
+            target=schedule.run, args=[Job("reading", 60, asked.set, remote=True)]
+        )
+        reading.start()
+        assert asked.wait(60)
+        reading.join(60)
+    finally:
+        release.set()
+        for thread in threads:
+            thread.join(60)
+    (job,) = [
+        job
+        for job in scheduled_jobs(Settings(kubernetes_queues="kueue"), database)
+        if job.name == "read_queues"
+    ]
+    assert job.executor == "remote"
+    schedule._leadership.close()
+
+
 def test_a_job_of_0_seconds_is_left_to_its_command(database, tmp_path):
     """So the collector of the demo, which advises on a past month at that month's instants, never
     advises as of now.
