@@ -34,5 +34,12 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the table: agents say again what they know."""
+    """Drop the table; refuse where a node has said something: agents say what is now, and no more
+    what was.
+    """
+    if op.get_bind().exec_driver_sql("SELECT EXISTS (SELECT FROM node_purchase)").scalar():
+        raise NotImplementedError(
+            "what nodes said of how they are bought cannot be undone; restore a backup of the ledger"
+            " instead"
+        )
     op.execute("DROP TABLE node_purchase")

@@ -202,7 +202,11 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget the queues, and drop the tables: the history of quotas is gone then."""
+    """Drop the queues and their tables; refuse where a quota was read: no scheduler has its past."""
+    if op.get_bind().exec_driver_sql("SELECT EXISTS (SELECT FROM queue_quota)").scalar():
+        raise NotImplementedError(
+            "quotas of queues that were read cannot be undone; restore a backup of the ledger instead"
+        )
     op.execute(f"DROP TABLE {', '.join(TABLES)}")
     for table in WITH_QUEUES:
         op.execute(f"ALTER TABLE {table} DROP COLUMN queue")

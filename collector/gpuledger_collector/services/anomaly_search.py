@@ -76,4 +76,6 @@ def team_spending(connection: Connection, usage: Sequence[WorkloadUsage]) -> lis
         at = owners.owners_at(use.pool, use.node)
         return at(use.workload_id, use.rating_interval_ms, None).team
 
-    return spending_by_team(usage, prices.price_book(connection), facts, team_of)
+    starts = [use.rating_interval_ms for use in usage]
+    period = Period(min(starts), max(starts) + HOUR_MS) if starts else None
+    return spending_by_team(usage, prices.price_book(connection, period), facts, team_of)

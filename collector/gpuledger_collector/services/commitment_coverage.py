@@ -32,16 +32,18 @@ from gpuledger_collector.storage.ledger import rules
 from gpuledger_collector.storage.locks import Connection
 
 
-def book_of(connection: Connection) -> PriceBook:
-    """Read the price book in force with its purchase choices; it also cuts hours where attribution
-    rules change.
+def book_of(connection: Connection, period: Period | None) -> PriceBook:
+    """Read the price book in force with its purchase choices, and what nodes say of a period; it also
+    cuts hours where attribution rules change.
+
+    `period`: what is priced; None: hours are only cut.
     """
     return PriceBook(
         prices.current(connection),
         commitments.CHOICES.in_force(connection),
         edges_of(rules.current(connection)),
         locations.current(connection),
-        node_purchases.current(connection),
+        None if period is None else node_purchases.during(connection, period),
     )
 
 

@@ -134,14 +134,16 @@ def preview_decision(
     It is the difference of two ratings of what is folded and rated: evidence that waits for either
     is not seen.
     """
-    closed, book = periods.list_closed(connection), book_of(connection)
+    closed = periods.list_closed(connection)
+    days = list(affected_days(connection, decisions, now_ms))
+    book = book_of(connection, Period(days[0].start_ms, days[-1].end_ms) if days else None)
     calendar = zones.calendar(connection)
     to = decisions[0].owner
     moves: list[Move] = []
     gain: dict[str, int] = {}
     moved: dict[Place, int] = {}
     month = ""
-    for day in affected_days(connection, decisions, now_ms):
+    for day in days:
         if month != calendar.month_of(day.start_ms):
             month, moved = calendar.month_of(day.start_ms), {}
         # Both sides by the same rating: whatever else has changed since the days were rated is on

@@ -74,7 +74,7 @@ def read_gpu_receipt(connection: Connection, uuid: str, period: Period) -> GpuRe
         days=days,
         hours=hours,
         lines=lines_of(charges, until_ms),
-        proofs=_proofs(calendar, checks, placements, charges, hours, book_of(connection)),
+        proofs=_proofs(calendar, checks, placements, charges, hours, book_of(connection, period)),
     )
 
 

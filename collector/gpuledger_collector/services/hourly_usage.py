@@ -131,7 +131,7 @@ def fold_requested(connection: Connection, requests: Sequence[RecomputeRequest])
     """
     if not requests:
         return 0
-    book = book_of(connection)
+    book = book_of(connection, None)
     calendar = zones.calendar(connection)
     hours = sorted(
         {

@@ -218,10 +218,11 @@ class _Window:
                 minute_rollup.first_interval(connection, self._from_ms) or first_ms,
             )
             self._from_ms = max(self._from_ms, first_ms // HOUR_MS * HOUR_MS)
-        self._book = prices.price_book(connection)
         # A finding may have begun long before the window; its cost is cut at every change of a rate
         # since.
-        self._cuts = self._book.cuts(Period(self._from_ms - 90 * DAY_MS, end_ms))
+        priced = Period(self._from_ms - 90 * DAY_MS, end_ms)
+        self._book = prices.price_book(connection, priced)
+        self._cuts = self._book.cuts(priced)
 
     def search(self) -> int:
         """Classify the window and write its findings; return how many."""

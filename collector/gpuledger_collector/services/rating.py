@@ -305,7 +305,7 @@ def _rate_day(database: Database, day_ms: int, now_ms: int, book_at_ms: int | No
 
 def _price_day(connection: Connection, day: Period, now_ms: int) -> RatedDay:
     """The charges of a day with their sums and their conservation check."""
-    book = book_of(connection)
+    book = book_of(connection, day)
     day_usage = usage_of(connection, day, now_ms, book=book)
     charges, capacities, commitment_costs = price_usage(day_usage, book)
     check = check_conservation(day, day_usage.until_ms, capacities, charges, commitment_costs)

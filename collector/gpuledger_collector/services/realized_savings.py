@@ -31,7 +31,9 @@ def measure_savings(connection: Connection, now_ms: int) -> list[RealizedSaving]
     accepted = recommendations.list_accepted(connection)
     if not accepted:
         return []
-    calendar, book = zones.calendar(connection), book_of(connection)
+    calendar = zones.calendar(connection)
+    earliest_ms = min(recommendation.start_ms for recommendation in accepted)
+    book = book_of(connection, Period(min(earliest_ms, now_ms - 1), now_ms))
     today_ms = calendar.day_of(now_ms).start_ms
     savings = []
     for recommendation in accepted:

@@ -37,7 +37,7 @@ class ObservedWindow:
         end_ms = now_ms - now_ms % HOUR_MS
         longest = Period((end_ms - WINDOW_DAYS * DAY_MS) // DAY_MS * DAY_MS, end_ms)
         capacity = inventory.capacity(connection, longest)
-        self.book = book_of(connection)
+        self.book = book_of(connection, longest)
         self.days: list[DayUsage] = []
         self.window: Window | None = None
         self._owners: dict[_HoldingKey, dict[str, str]] = {}

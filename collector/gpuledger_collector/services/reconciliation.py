@@ -366,7 +366,7 @@ class _Again:
 
     def __init__(self, connection: Connection, period: Period) -> None:
         self._connection = connection
-        self._book = book_of(connection)
+        self._book = book_of(connection, period)
         self._calendar = zones.calendar(connection)
         self._commitments = commitments.COMMITMENTS.in_force(connection)
         self._node_costs = node_costs.NODE_COSTS.in_force(connection)

@@ -46,7 +46,7 @@ def assess_services(database: Database, now_ms: int) -> list[ServiceReplicas]:
         if not services:
             return []
         numbers = {key: services.index(name) for key, name in names.items()}
-        book = prices.price_book(connection)
+        book = prices.price_book(connection, None)
         replicas = minutes.replicas(connection, start_ms, end_ms, numbers, IDLE_RULES.busy_above)
     assessed = []
     for (number, pool, model), (held, rows) in replicas.items():

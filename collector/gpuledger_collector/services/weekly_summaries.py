@@ -68,7 +68,7 @@ def _week_before(connection: Connection, team: str, week: Period, zone: str) -> 
     if budgets.known_since(connection, before) > before.start_ms:
         return None
     rows = findings.list_named(connection, IDLE, before.start_ms, before.end_ms)
-    return add_up_week(waste_by_workload(rows, team, before, prices.price_book(connection)))
+    return add_up_week(waste_by_workload(rows, team, before, prices.price_book(connection, before)))
 
 
 def _summary(
@@ -79,7 +79,7 @@ def _summary(
     week: Period,
     zone: str,
 ) -> WeeklySummary:
-    wasted = waste_by_workload(rows, team, week, prices.price_book(connection))
+    wasted = waste_by_workload(rows, team, week, prices.price_book(connection, week))
     sent = [
         notification
         for notification in finding_notifications.recent(connection, IDLE, week.start_ms)

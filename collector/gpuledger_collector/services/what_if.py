@@ -47,7 +47,7 @@ def compare_prices(
             other,
             commitments.CHOICES.in_force(connection),
             locations=locations.current(connection),
-            said=node_purchases.current(connection),
+            said=node_purchases.during(connection, period),
         )
         return compare_reports(
             charged, report(rate_again(connection, period, book, now_ms, by), by)

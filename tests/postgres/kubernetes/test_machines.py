@@ -4,10 +4,14 @@ import csv
 import io
 
 import psycopg
+import pytest
+from alembic import command
 
 from fakes.facts import AUGUST_MS, DAY, HOUR
 from fakes.kubernetes_node import MINUTE, card
-from gpuledger_collector.storage.billing.node_purchases import current, record, said_purchase
+from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.storage.billing.node_purchases import during, record, said_purchase
+from gpuledger_collector.storage.server import migrate
 
 
 def test_the_pool_of_a_node_is_the_pool_of_its_bill(node):
@@ -133,16 +137,37 @@ def test_a_label_that_changes_and_back_within_an_hour_changes_no_later_one(node,
     assert node.world.bill("2026-08")["vision"] == ("3.000000", "16.00")
 
 
+EVER = Period(0, 100 * HOUR)
+PURCHASES = ("on_demand", "spot", "reserved")
+
+
+def place(connection, name, start_ms, end_ms=None):
+    """A card on a node from an instant on."""
+    connection.execute(
+        "INSERT INTO node (name, first_seen_at, last_seen_at) VALUES (%s, now(), now()) ON CONFLICT"
+        " DO NOTHING",
+        (name,),
+    )
+    connection.execute(
+        "WITH card AS (INSERT INTO accelerator (uuid, device_uuid) VALUES (%(card)s, %(card)s)"
+        " RETURNING id) INSERT INTO capacity (accelerator_id, node_id, pool, in_ms, out_ms, source)"
+        " SELECT card.id, n.id, 'train', %(start)s, %(end)s, 'agent' FROM card, node n WHERE n.name"
+        " = %(name)s",
+        {"card": f"GPU-{name}-{start_ms}", "start": start_ms, "end": end_ms, "name": name},
+    )
+
+
 def test_what_was_to_hold_from_the_next_hour_on_is_taken_back_in_this_one(dsn, world):
     now_ms = 5 * HOUR + 30 * MINUTE
     with psycopg.connect(dsn) as connection:
+        place(connection, "n1", 0)
         for purchase in ("spot", "on_demand", "spot"):
             record(connection, [said_purchase("n1", now_ms, purchase)], now_ms)
-        assert current(connection) == {"n1": [(5 * HOUR, "spot")]}
+        assert during(connection, EVER) == {"n1": [(5 * HOUR, "spot")]}
         # A later hour that has begun said it itself, whatever arrives after it.
         record(connection, [said_purchase("n1", 6 * HOUR, "reserved")], 7 * HOUR)
         record(connection, [said_purchase("n1", now_ms, "spot")], 7 * HOUR)
-        assert current(connection) == {"n1": [(5 * HOUR, "spot"), (6 * HOUR, "reserved")]}
+        assert during(connection, EVER) == {"n1": [(5 * HOUR, "spot"), (6 * HOUR, "reserved")]}
 
 
 def test_what_a_node_says_is_kept_where_it_changes(dsn, world):
@@ -158,11 +183,56 @@ def test_what_a_node_says_is_kept_where_it_changes(dsn, world):
         ("n2", 4, "spot"),
     ]
     with psycopg.connect(dsn) as connection:
+        place(connection, "n1", 0)
+        place(connection, "n2", 0)
         for name, hour, purchase in rows:
             record(connection, [said_purchase(name, hour * HOUR + 7, purchase)], 0)
-        assert current(connection) == {
+        assert during(connection, EVER) == {
             "n1": [(2 * HOUR, "on_demand"), (3 * HOUR, "spot")],
             "n2": [(4 * HOUR, "reserved"), (5 * HOUR, "spot")],
         }
     assert said_purchase("n1", HOUR, "gift") is None
     assert said_purchase("n1", 0, "spot") is None
+
+
+def test_of_a_period_only_its_own_nodes_and_changes_are_read(dsn, world):
+    """What held when it began, and what changed in it; nodes that were gone by then are not read,
+    and those that imported usage names are.
+    """
+    with psycopg.connect(dsn) as connection:
+        for number in range(1, 4):
+            place(connection, f"n{number}", 0, 5 * HOUR if number == 2 else None)
+            for hour in range(1, 40):
+                purchase = PURCHASES[hour % 3]
+                record(connection, [said_purchase(f"n{number}", hour * HOUR, purchase)], 0)
+        record(connection, [said_purchase("counted", HOUR, "spot")], 0)
+        period = Period(10 * HOUR + 1, 12 * HOUR + 1)
+        expected = [(hour * HOUR, PURCHASES[hour % 3]) for hour in (10, 11, 12)]
+        assert during(connection, period) == {"n1": expected, "n3": expected}
+        connection.execute(
+            "WITH job AS (INSERT INTO workload (key, kind, external_id, first_seen_at) VALUES ('a',"
+            " 'slurm', 'a', now()) RETURNING id) INSERT INTO imported_usage (workload_id, start_ms,"
+            " end_ms, gpu_micro, node) SELECT id, %s, NULL, 1000000, 'counted' FROM job",
+            (9 * HOUR,),
+        )
+        assert during(connection, period)["counted"] == [(HOUR, "spot")]
+        before = Period(0, HOUR)
+        assert during(connection, before) == {}
+
+
+def test_what_nodes_said_is_not_dropped(dsn, world):
+    """A downgrade is refused in a sentence while there is something to lose."""
+    config = migrate.configuration()
+
+    def downgrade():
+        with migrate.connected(dsn) as connection:
+            config.attributes["connection"] = connection
+            command.downgrade(config, "0029")
+
+    with psycopg.connect(dsn) as connection:
+        record(connection, [said_purchase("n1", HOUR, "spot")], 0)
+    with pytest.raises(NotImplementedError, match="what nodes said of how they are bought cannot"):
+        downgrade()
+    with psycopg.connect(dsn) as connection:
+        connection.execute("DELETE FROM node_purchase")
+    downgrade()

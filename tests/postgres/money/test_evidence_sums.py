@@ -132,7 +132,8 @@ def test_sums_are_those_of_a_fold(fleet, database, monkeypatch, seed) -> None:
     hourly_usage.fold_usage(database)
     assert 0 < len(one_by_one) < ACCELERATORS
     with database.transaction() as connection:
-        book, day = book_of(connection), Period(OCTOBER, OCTOBER + DAY)
+        day = Period(OCTOBER, OCTOBER + DAY)
+        book = book_of(connection, day)
         placements = placements_of(inventory.capacity(connection, day))
         expected = set()
         for accelerator in {accelerator for accelerator, _ in requests}:

@@ -12,10 +12,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.pricing import PURCHASES, SaidPurchases
 from gpuledger_collector.storage.ledger.usage import request_days_with_evidence
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_value, select_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,34 @@ def said_purchase(node: str, at_ms: int, purchase: str) -> SaidPurchase | None:
     return SaidPurchase(node, at_ms // HOUR_MS * HOUR_MS, purchase)
 
 
-def current(connection: Connection) -> SaidPurchases:
-    """What every node said, oldest first."""
+def during(connection: Connection, period: Period) -> SaidPurchases:
+    """What nodes said of a period, oldest first: what held when it began, and what changed in it.
+
+    Nodes without capacity or imported usage in it are left out: clouds make new ones every day.
+    """
+    bounds = {"start": period.start_ms, "end": period.end_ms}
+    if not select_value(connection, "SELECT EXISTS (SELECT FROM node_purchase)"):
+        return {}
+    nodes = select_values(
+        connection,
+        """
+        SELECT n.name FROM capacity c JOIN node n ON n.id = c.node_id
+        WHERE c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s)
+        UNION SELECT node FROM imported_usage
+        WHERE start_ms < %(end)s AND (end_ms IS NULL OR end_ms > %(start)s)
+        """,
+        bounds,
+    )
     said: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for node, from_ms, purchase in connection.execute(
-        "SELECT node, from_ms, purchase FROM node_purchase ORDER BY node, from_ms"
+        """
+        SELECT node, from_ms, purchase FROM node_purchase p
+        WHERE node = ANY(%(nodes)s) AND from_ms < %(end)s AND from_ms >= coalesce((
+            SELECT max(b.from_ms) FROM node_purchase b WHERE b.node = p.node
+            AND b.from_ms <= %(start)s), 0)
+        ORDER BY node, from_ms
+        """,
+        {"nodes": nodes, **bounds},
     ):
         said[node].append((from_ms, purchase))
     return dict(said)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from gpuledger_collector.accounting.import_progress import OnRow, RowStages, tell_nobody
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
-from gpuledger_collector.accounting.period import format_instant
+from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.accounting.problems import CurrencyChanged, Problem
 from gpuledger_collector.storage import locks
@@ -35,13 +35,17 @@ def current(connection: Connection) -> list[Price]:
     return select_as(connection, Price, f"{_SELECT} WHERE {where}")
 
 
-def price_book(connection: Connection) -> PriceBook:
-    """Prices and purchase choices in force; hours are not cut where attribution rules change."""
+def price_book(connection: Connection, period: Period | None) -> PriceBook:
+    """Prices and purchase choices in force, and what nodes say of a period; hours are not cut where
+    attribution rules change.
+
+    `period`: what is priced; None: no node is.
+    """
     return PriceBook(
         current(connection),
         commitments.CHOICES.in_force(connection),
         locations=locations.current(connection),
-        said=node_purchases.current(connection),
+        said=None if period is None else node_purchases.during(connection, period),
     )
 
 

@@ -9,7 +9,7 @@ from decimal import Decimal
 import numpy as np
 
 from gpuledger_collector.accounting.ledger_rows import ImportOutcome
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, format_instant
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, format_instant
 from gpuledger_collector.insight.demand import (
     DEMAND_DAYS,
     QueueReadings,
@@ -186,9 +186,10 @@ def rate(
     `purchase` is a way of buying; None: as the price book decides. A pool that is known from
     imported usage alone is priced by what it held in the last 28 days.
     """
-    values = {"pool": pool, "at_ms": at_ms, "since": at_ms - 28 * DAY_MS}
+    since_ms = at_ms - 28 * DAY_MS
+    values = {"pool": pool, "at_ms": at_ms, "since": since_ms}
     places = select(connection, _PLACES, values) or select(connection, _COUNTED, values)
-    book = prices.price_book(connection)
+    book = prices.price_book(connection, Period(since_ms, at_ms + 1))
     weighted = [
         (book.price_at(pool, place.model, place.node, at_ms, purchase), int(place.gpu_micro))
         for place in places
