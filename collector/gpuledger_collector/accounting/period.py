@@ -320,6 +320,10 @@ class Calendar:
         today = self.day_of(now_ms)
         return Period(self.days_before(today.start_ms, count), today.end_ms)
 
+    def up_to_today(self, now_ms: int, start: str) -> Period:
+        """From a date (in) up to now, and today. Raises ValueError with a sentence."""
+        return self.date_range(start, str(self.date_of(self.day_of(now_ms).end_ms)))
+
     def days_named(self, nominal: Period) -> Period:
         """The days of the bill that have the names of these UTC days."""
         bounds = (to_datetime(at_ms).date() for at_ms in (nominal.start_ms, nominal.end_ms))

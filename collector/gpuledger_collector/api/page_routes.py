@@ -162,7 +162,6 @@ class View:
             return default
         if now_ms is None:
             raise ValueError("this page is of a period: period=2026-10, 2026-Q4 or 2026")
-        today = calendar.day_of(now_ms)
         if filters.days:
             if not DAYS.fullmatch(filters.days):
                 raise ValueError(
@@ -171,8 +170,9 @@ class View:
             return calendar.last_days(now_ms, int(filters.days))
         if not filters.first:
             raise ValueError("to: give the first day as well, from=2026-10-01")
-        after = filters.after or str(calendar.date_of(today.end_ms))
-        return calendar.date_range(filters.first, after)
+        if not filters.after:
+            return calendar.up_to_today(now_ms, filters.first)
+        return calendar.date_range(filters.first, filters.after)
 
     def site(self, connection: Connection, path: str, now_ms: int, **more: Any) -> Site:
         """The frame of a page."""

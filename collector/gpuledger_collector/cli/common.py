@@ -18,7 +18,13 @@ import typer
 
 from gpuledger_collector import faults
 from gpuledger_collector.accounting.owner_tree import LEVELS
-from gpuledger_collector.accounting.period import Calendar, Period, date_range, parse_period
+from gpuledger_collector.accounting.period import (
+    Calendar,
+    Period,
+    date_range,
+    parse_date,
+    parse_period,
+)
 from gpuledger_collector.accounting.reserved_names import is_reserved, reserved_message
 from gpuledger_collector.cli.terminal import say, shield
 from gpuledger_common.escapes import escape_lines
@@ -97,6 +103,8 @@ class TimeRange:
     name: str | None = None
     """Of a period, as `--period` has it: fiscal years are known by the calendar."""
     last_days: int | None = None
+    first_day: str | None = None
+    """Of a range that reaches to the end of today."""
 
     def resolve(self, calendar: Calendar, now_ms: int) -> Period:
         """The period in the billing zone; this month when nothing was asked for."""
@@ -104,6 +112,11 @@ class TimeRange:
             return named_period(calendar, self.name)
         if self.nominal is not None:
             return calendar.days_named(self.nominal)
+        if self.first_day is not None:
+            try:
+                return calendar.up_to_today(now_ms, self.first_day)
+            except ValueError as error:
+                refuse(f"--from: {error}")
         if self.last_days is None:
             return calendar.month(calendar.month_of(now_ms))
         return calendar.last_days(now_ms, self.last_days)
@@ -120,11 +133,13 @@ def named_period(calendar: Calendar, name: str) -> Period:
 def time_range(
     period: str | None, start: str | None, end: str | None, days: int | None = None
 ) -> TimeRange:
-    """The one rule of time: --period, or --from with --to, or --days; without any, this month."""
+    """The one rule of time: --period, or --from with --to (without it up to now, and today), or
+    --days; without any, this month.
+    """
     if (period is not None) + (start is not None or end is not None) + (days is not None) > 1:
         refuse("give one of --period, --from with --to, and --days")
-    if (start is None) != (end is None):
-        refuse("give both --from and --to: --from 2026-10-01 --to 2026-11-01")
+    if start is None and end is not None:
+        refuse("give --from as well as --to: --from 2026-10-01 --to 2026-11-01")
     try:
         if period is not None:
             # What no period has as a name is refused before the database is asked.
@@ -132,6 +147,9 @@ def time_range(
             return TimeRange(name=period)
         if start is not None and end is not None:
             return TimeRange(date_range(start, end))
+        if start is not None:
+            parse_date(start)
+            return TimeRange(first_day=start)
     except ValueError as error:
         refuse(str(error))
     return TimeRange(last_days=days)

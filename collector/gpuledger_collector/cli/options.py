@@ -64,7 +64,9 @@ BillingZone = Annotated[
     Option("--zone", metavar="ZONE", help="Refuse, unless days and months are those of this zone."),
 ]
 FirstDay = Annotated[str | None, Option("--from", metavar="DATE", help="Or: first day, included.")]
-LastDay = Annotated[str | None, Option("--to", metavar="DATE", help="Last day, not included.")]
+LastDay = Annotated[
+    str | None, Option("--to", metavar="DATE", help="Last day, not included; without it up to now.")
+]
 LastDays = Annotated[
     int | None, Option("--days", min=1, max=36_500, help="Or: this many days up to now, and today.")
 ]

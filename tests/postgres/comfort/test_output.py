@@ -86,6 +86,7 @@ NOW_MS = date_range("2026-10-15", "2026-10-16").start_ms + 7_200_000
         ({"period": "2026"}, ("2026-01-01", "2027-01-01")),
         ({"start": "2026-10-03", "end": "2026-10-05"}, ("2026-10-03", "2026-10-05")),
         ({"days": 7}, ("2026-10-08", "2026-10-16")),
+        ({"start": "2026-10-03"}, ("2026-10-03", "2026-10-16")),
     ],
 )
 def test_one_rule_of_time(given, days) -> None:
@@ -101,7 +102,8 @@ def test_one_rule_of_time(given, days) -> None:
         ("2026-Q5", None, None, None),
         ("26", None, None, None),
         ("2026-10", None, None, 3),
-        (None, "2026-10-01", None, None),
+        (None, None, "2026-10-01", None),
+        (None, "yesterday", None, None),
         (None, "2026-10-01", "2026-10-02", 3),
     ],
 )
@@ -109,6 +111,12 @@ def test_times_that_are_none_are_refused(given) -> None:
     """In one sentence, before any database is opened."""
     with pytest.raises(Refusal):
         time_range(*given)
+
+
+def test_a_range_that_begins_tomorrow_is_refused() -> None:
+    """It ends today, in the zone of the bill."""
+    with pytest.raises(Refusal, match="--from: the range 2026-10-16 to 2026-10-16 is empty"):
+        time_range(None, "2026-10-16", None).resolve(UTC_DAYS, NOW_MS)
 
 
 def test_durations() -> None:
