@@ -17,10 +17,9 @@ rhythm, all with the constants chosen at 24 h on the other families. `--quick` l
 Theta and MSTL; `--settings=N` draws N settings; `--cache=FILE` keeps losses between runs, also
 those of earlier code: delete it after a change.
 
-`--bands` measures instead how often the bands hold that state 80 %: of spend over whole days to
-come, by `insight.spend` on daily means of the traces and made-up teams (seeds), and of demand by
-the hour, 24 h and 7 days ahead. The constants of the first were chosen on helios and seeds 0 to 59
-alone.
+`--bands` measures instead how often the bands of spend hold that state 80 %, over whole days to
+come, by `insight.spend` on daily means of the traces and made-up teams (seeds). Its constants were
+chosen on helios and seeds 0 to 59 alone. Bands of demand: `./dev bench demand_bands`.
 """
 
 from __future__ import annotations
@@ -381,21 +380,6 @@ def report_bands(place) -> None:
             print(f"| {family} | {' | '.join(f'{share:.2f}' for share in shares[-1])} |")
         means = np.nanmean(shares, axis=0)
         print(f"| mean of families | {' | '.join(f'{share:.3f}' for share in means)} |", flush=True)
-    report_demand_bands({**load(place, 3600), **load_rhythms(place)})
-
-
-def report_demand_bands(series) -> None:
-    """Print the share of hours between the quantiles 0.1 and 0.9, every fourth origin."""
-    print("\n| demand by the hour | 24 h | 7 d |\n|---|---|---|")
-    by_family = {}
-    for place, horizon in enumerate((24, 168)):
-        for case in cases(series, horizon)[::4]:
-            (ahead,) = forecast([case.past], horizon)
-            low, high = (ahead.values[:, ahead.quantiles.index(level)] for level in (0.1, 0.9))
-            inside = (case.actual >= low - 1e-9) & (case.actual <= high + 1e-9)
-            by_family.setdefault(case.family, ([], []))[place].append(inside.mean())
-    for family, both in by_family.items():
-        print(f"| {family} | {' | '.join(f'{np.mean(each):.2f}' for each in both)} |")
 
 
 LEFT_OUT, SHIPPED = "gpuledger, left out", "gpuledger, as shipped (has seen all)"

@@ -324,8 +324,8 @@ def _notes(priced: PricedPlan) -> list[str]:
     rates = priced.plan.rates
     return [
         (
-            "low and high: every day at its 0.1 and its 0.9 quantile, so that totals are rarely"
-            " outside"
+            "low and high: a band that is to hold eight times in ten, as wide as past periods of"
+            " this length needed"
         ),
         (
             "grown: mean of the last 7 days over that of the 7 days so many days earlier; grows:"

@@ -10,6 +10,9 @@ density, so that a rare jump under other circumstances keeps a place in the tail
 A level that the series had on a few days only, as after a service was scaled to a size that it
 never had, says nothing about what follows: its analogs are one event seen many times. The fewer
 days, the less the level counts.
+
+Changes over more than a day overlap: those of a month over 30 days are one or two. The fewer there
+are, the more of what can come is not among them, so that the band is widened.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ class Similarity:
     series, `age` in factors of e of the time since the last change, `hour` in hours around the
     clock, `memory_days` is the age at which an instant counts half. The level itself counts half
     when the series was near it on `level_days` days (0: always fully). A lead is averaged with its
-    neighbors fewer than `blend` steps away.
+    neighbors fewer than `blend` steps away. Beyond a day, the band is wider by `widening` times the
+    square root of those days over the days that carry the weight.
     """
 
     level: float | None = 0.1
@@ -57,9 +61,10 @@ class Similarity:
     memory_days: float | None = 14.0
     level_days: float = 5.0
     blend: int = 9
+    widening: float = 0.5
 
 
-PERSISTENCE = Similarity(None, None, None, None, None, None, 0.0, 1)
+PERSISTENCE = Similarity(None, None, None, None, None, None, 0.0, 1, 0.0)
 """Every instant is equally similar: the naive baseline of every forecast."""
 
 
@@ -207,6 +212,7 @@ class Analogs:
 
     def __init__(self, history: History, leads: Ints, plain: bool = False) -> None:
         self.leads, self.rhythm = leads, rhythm_of(history)
+        self.days_beyond_one = np.maximum(leads * history.step_ms / DAY_MS - 1, 0.0)
         self.base: Floats | float = 0.0
         if self.rhythm.is_clear and not plain:
             history, self.base = without_rhythm(history, leads, self.rhythm.period)
@@ -217,12 +223,19 @@ class Analogs:
 
     def predict(self, similarity: Similarity, quantiles: Floats) -> Prediction:
         """Predict levels and means at each lead, not clipped; NaN if no lead has a usable change."""
-        weight = similarity_weights(self.apart, self.usable, similarity)[self.changes.origin]
+        weight = similarity_weights(self.apart, self.usable, similarity)
         # Averaging leads would flatten a rhythm.
         blend = _blending(self.leads, 1 if self.rhythm.ratio < SOME_RHYTHM else similarity.blend)
         levels, mean = (
-            blend @ part for part in weighted_quantiles(self.changes, weight, quantiles)
+            blend @ part
+            for part in weighted_quantiles(
+                self.changes, weight[self.changes.origin], np.append(quantiles, 0.5)
+            )
         )
+        days = max(_days_spread(weight, self.apart.days), 1.0)
+        wider = similarity.widening * np.sqrt(self.days_beyond_one / days)
+        levels, middle = levels[:, :-1], levels[:, -1:]
+        levels = levels + wider[:, None] * (levels - middle)
         return self.now + levels + np.reshape(self.base, (-1, 1)), self.now + mean + self.base
 
 

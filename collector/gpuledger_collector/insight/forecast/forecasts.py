@@ -62,15 +62,17 @@ def forecast(
     quantiles: Sequence[float] = QUANTILES,
     method: str = methods.OWN[0],
     track: Callable[[Sequence[Series]], Iterable[Series]] = iter,
+    *,
+    judged: bool = True,
 ) -> list[Forecast]:
     """Forecast each series for `horizon` steps after its last instant (known or not); order is
     kept.
 
     `method` may name several, separated by commas: their quantiles are averaged, weighed by what
-    each lost on the past. `track` wraps the iteration over the series, for a progress bar. Raises
-    ValueError for a horizon below one step, quantiles outside (0, 1) or a series without any known
-    value, KeyError for an unknown method, ForecasterFailed for one of another package that gives no
-    answer.
+    each lost on the past. `track` wraps the iteration over the series, for a progress bar. Not
+    `judged`, one method is spared its back-test, and its skill is None. Raises ValueError for a
+    horizon below one step, quantiles outside (0, 1) or a series without any known value, KeyError
+    for an unknown method, ForecasterFailed for one of another package that gives no answer.
     """
     levels = np.asarray(sorted(quantiles), dtype=float)
     if horizon < 1 or not len(levels) or levels[0] <= 0 or levels[-1] >= 1:
@@ -78,7 +80,8 @@ def forecast(
     chosen = tuple(dict.fromkeys(method.split(",")))
     if unknown := [name for name in chosen if name not in methods.names()]:
         raise KeyError(unknown[0])
-    return [_forecast(entry, horizon, levels, chosen) for entry in track(series)]
+    judged = judged or len(chosen) > 1
+    return [_forecast(entry, horizon, levels, chosen, judged) for entry in track(series)]
 
 
 def recent_history(series: Series) -> History:
@@ -95,7 +98,9 @@ def recent_history(series: Series) -> History:
     return history_of(series.values[cut:], series.start_ms + cut * series.step_ms, series.step_ms)
 
 
-def _forecast(series: Series, horizon: int, quantiles: Floats, chosen: Sequence[str]) -> Forecast:
+def _forecast(
+    series: Series, horizon: int, quantiles: Floats, chosen: Sequence[str], judged: bool
+) -> Forecast:
     history = recent_history(series)
     at_ms = series.end_ms + series.step_ms * np.arange(1, horizon + 1)
     leads = (at_ms - history.at_ms[-1]) // series.step_ms
@@ -104,7 +109,7 @@ def _forecast(series: Series, horizon: int, quantiles: Floats, chosen: Sequence[
     predictions, (naive, _) = _predict(history, leads, quantiles, chosen)
     if any(np.isnan(mean).any() for _, mean in predictions):
         return _short(series.name, history, at_ms, leads, quantiles)
-    losses = _past_losses(history, horizon, quantiles, chosen)
+    losses = _past_losses(history, horizon, quantiles, chosen) if judged else None
     weights, skill = _judge(losses, len(chosen))
     values = sum(
         weight * _tidy(levels) for weight, (levels, _) in zip(weights, predictions, strict=True)

@@ -1,11 +1,11 @@
 """Capacity of a pool for weeks to come: likely demand, capacity against wait by price, and how many
 GPUs to reserve.
 
-Demand is forecast by the day, with the quantiles of `insight.forecast`, and spread over the hours
-as on the last days. Every quantile stands for an equal part of what may come, so an expected cost
-is the mean over the quantiles. The low and the high scenario follow one quantile on all days;
-reality changes from one to another, so totals are rarely so far off. Estimates, never a bill: a
-rate that is not known leaves its cost unknown.
+Demand is forecast by the day (daily_demand.py), and spread over the hours as on the last days. Every
+quantile stands for an equal part of what may come, so an expected cost is the mean over the
+quantiles. The low and the high scenario follow one quantile on all days; reality changes from one
+to another, so that totals are rarely so far off. Estimates, never a bill: a rate that is not known
+leaves its cost unknown.
 """
 
 from __future__ import annotations
@@ -15,34 +15,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
-from gpuledger_collector.insight.demand import COVERED
-from gpuledger_collector.insight.forecast import forecast, quantile_loss
+from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.insight.plans.daily_demand import (
+    DAY_HOURS,
+    HIGH,
+    LIKELY,
+    LOW,
+    MIN_DAYS,
+    Backtest,
+    DaysAhead,
+    daily_means,
+    days_ahead,
+    hour_shapes,
+)
 from gpuledger_collector.insight.recommendations.buying import LOST_HOURS, cost, newsvendor
 from gpuledger_collector.insight.scaling.simulation import unmet
 from gpuledger_collector.insight.series import Floats, Series
 from gpuledger_common.plurals import plural
 
-QUANTILES = tuple(number / 20 for number in range(1, 20))
-LOW, LIKELY, HIGH = (QUANTILES.index(quantile) for quantile in (0.1, 0.5, 0.9))
-MIN_DAYS = 24
-"""Fewer known days give no band."""
-LEARNED_PART = 3
-"""A band is learned as far ahead as a third of the known days; beyond, it widens with the square
-root of time.
-"""
-MIN_PERIODS, MAX_PERIODS = 3, 12
-"""Periods as long as a forecast, one after the other, that its back-test needs, and the latest ones
-that it uses.
-"""
-SHAPE_DAYS = 28
 SPANS = (7, 30, 90)
 """Days over which growth is told, behind and ahead."""
 WEEK = 7
 MIN_WEEK_DAYS = 4
 CURVE_SHARES = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 """Shares of the hours in which a capacity of the cost curve suffices."""
-DAY_HOURS = 24
 
 
 class TooFewDays(Exception):
@@ -61,38 +57,6 @@ class Band:
 def band(quantiles: Floats) -> Band:
     """Pick the band from a value for each of QUANTILES."""
     return Band(*(float(quantiles[at]) for at in (LOW, LIKELY, HIGH)))
-
-
-@dataclass(frozen=True)
-class Backtest:
-    """Past periods as long as a forecast, each forecast from the days before it.
-
-    `covered` is the share of days inside the band, `skill` is 1 - loss / loss of persistence; both
-    None: unjudged.
-    """
-
-    days: int
-    periods: int
-    covered: float | None = None
-    skill: float | None = None
-
-    def sentence(self) -> str:
-        """What the back-test says, in words."""
-        length = f"{plural(self.periods, 'period')} of {plural(self.days, 'day')}"
-        if self.covered is None:
-            return (
-                f"unjudged: the past allows a back-test of {length}, and {MIN_PERIODS} are needed"
-            )
-        skill = (
-            ""
-            if self.skill is None
-            else f"; {abs(self.skill):.0%} {'better' if self.skill >= 0 else 'worse'}"
-        )
-        skill += " than no change" if skill else ""
-        return (
-            f"judged on {length}: {self.covered:.0%} of the days were in the band (80 % is"
-            f" right){skill}"
-        )
 
 
 @dataclass(frozen=True)
@@ -123,73 +87,6 @@ class Outlook:
     next: Sequence[Horizon]
 
 
-def _by_day(hours: Series) -> tuple[int, Floats]:
-    """The first whole UTC day, and the hours of every whole day (days, 24)."""
-    skipped = -hours.start_ms % DAY_MS // HOUR_MS
-    days = max(0, len(hours.values) - skipped) // DAY_HOURS
-    table = hours.values[skipped : skipped + days * DAY_HOURS].reshape(days, DAY_HOURS)
-    return hours.start_ms + skipped * HOUR_MS, table
-
-
-def daily_means(hours: Series) -> Series:
-    """Return mean demand by UTC day; a day without nine tenths of its hours is unknown."""
-    start_ms, table = _by_day(hours)
-    known = np.isfinite(table)
-    means = np.where(known, table, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
-    return Series(
-        hours.name, start_ms, DAY_MS, np.where(known.mean(axis=1) >= COVERED, means, np.nan)
-    )
-
-
-def hour_shapes(hours: Series) -> Floats:
-    """Return demand of the hours relative to the mean of their day, for the last known days (days,
-    24).
-    """
-    _, table = _by_day(hours)
-    means = daily_means(hours).values
-    usable = np.flatnonzero(np.isfinite(means) & (means > 0))[-SHAPE_DAYS:]
-    if not len(usable):
-        return np.ones((1, DAY_HOURS))
-    return np.asarray(np.nan_to_num(table[usable] / means[usable, None], nan=1.0))
-
-
-def day_levels(days: Series, reach: int, method: str = "analog") -> Floats:
-    """Forecast the quantiles (reach, Q) of mean GPUs on the days after the last one."""
-    learned = min(reach, days.known_count // LEARNED_PART)
-    (result,) = forecast([days], learned, QUANTILES, method)
-    middle = result.values[-1, LIKELY]
-    factor = np.sqrt(np.arange(learned + 1, reach + 1) / learned)
-    beyond = middle + factor[:, None] * (result.values[-1] - middle)[None, :]
-    return np.concatenate([result.values, np.maximum(beyond, 0.0)])
-
-
-def judge(days: Series, reach: int) -> Backtest:
-    """Back-test the band on the last periods of `reach` days, each forecast from the days before it
-    alone.
-    """
-    inside, losses = [], []
-    for origin in range(len(days.values) - reach, max(reach, MIN_DAYS) - 1, -reach):
-        past, actual = days.known_before(origin), days.values[origin : origin + reach]
-        known = np.isfinite(actual)
-        if past.known_count < MIN_DAYS or not known.any():
-            continue
-        levels = day_levels(past, reach)
-        inside += list(
-            (levels[known, LOW] - 1e-9 <= actual[known])
-            & (actual[known] <= levels[known, HIGH] + 1e-9)
-        )
-        pair = (levels, day_levels(past, reach, "persistence"))
-        losses.append([quantile_loss(actual, values, np.asarray(QUANTILES)) for values in pair])
-        if len(losses) == MAX_PERIODS:
-            break
-    if len(losses) < MIN_PERIODS:
-        return Backtest(reach, len(losses))
-    own, naive = np.sum(losses, axis=0)
-    return Backtest(
-        reach, len(losses), float(np.mean(inside)), float(1 - own / naive) if naive > 0 else None
-    )
-
-
 def week_mean(days: Series, ago: int = 0) -> float | None:
     """Return mean GPUs of the seven days that ended `ago` days before the last; None where most are
     unknown.
@@ -200,23 +97,26 @@ def week_mean(days: Series, ago: int = 0) -> float | None:
     return float(known.mean()) if len(known) >= MIN_WEEK_DAYS else None
 
 
-def horizon(days: Series, reach: int, skipped: int = 0) -> Horizon:
-    """Return demand over the next `reach` days without the first `skipped`."""
+def horizon(days: Series, reach: int, skipped: int = 0, ahead: DaysAhead | None = None) -> Horizon:
+    """Return demand over the next `reach` days without the first `skipped`; `ahead`: where these
+    are forecast already.
+    """
     now, before = week_mean(days), week_mean(days, reach)
     grown = None if now is None or not before else now / before - 1
     if days.known_count < MIN_DAYS:
         return Horizon(reach - skipped, grown)
-    levels = day_levels(days, reach)[skipped:]
+    ahead = ahead or days_ahead(days, reach)
+    levels = ahead.in_sum[skipped:]
     return Horizon(
         days=len(levels),
         grown=grown,
         growth=band(levels[-WEEK:].mean(axis=0) / now - 1) if now else None,
         gpu_hours=band(levels.sum(axis=0) * DAY_HOURS),
-        backtest=judge(days, reach),
+        backtest=ahead.backtest,
     )
 
 
-def ahead(days: Series, start_ms: int, end_ms: int) -> tuple[int, int]:
+def count_days(days: Series, start_ms: int, end_ms: int) -> tuple[int, int]:
     """Count the days after the last one that begin before `end_ms`, and those of them that begin
     before `start_ms`.
     """
@@ -224,9 +124,9 @@ def ahead(days: Series, start_ms: int, end_ms: int) -> tuple[int, int]:
     return -((first_ms - end_ms) // DAY_MS), max(0, (start_ms - first_ms) // DAY_MS)
 
 
-def outlook(days: Series, start_ms: int, end_ms: int) -> Outlook:
+def outlook(days: Series, start_ms: int, end_ms: int, ahead: DaysAhead | None = None) -> Outlook:
     """Return the outlook of a pool or a team; with too short a past it has its past growth alone."""
-    plan = horizon(days, *ahead(days, start_ms, end_ms))
+    plan = horizon(days, *count_days(days, start_ms, end_ms), ahead)
     return Outlook(days.name, week_mean(days), plan, [horizon(days, span) for span in SPANS])
 
 
@@ -398,14 +298,15 @@ def plan_capacity(
             f"{days.name!r} has {plural(days.known_count, 'known day')} of demand: a plan needs"
             f" {MIN_DAYS} at least"
         )
-    reach, skipped = ahead(days, start_ms, end_ms)
-    levels = day_levels(days, reach)[skipped:]
+    reach, skipped = count_days(days, start_ms, end_ms)
+    ahead = days_ahead(days, reach)
+    levels = ahead.levels[skipped:]
     demand = scenarios(levels, hour_shapes(hours))
     outlooks = [outlook(daily_means(team), start_ms, end_ms) for team in teams]
     return CapacityPlan(
         days.end_ms + (1 + skipped) * DAY_MS,
         [band(day) for day in levels],
-        outlook(days, start_ms, end_ms),
+        outlook(days, start_ms, end_ms, ahead),
         sorted(outlooks, key=lambda team: (-(team.gpus or 0.0), team.name)),
         rates,
         cost_curve(demand, rates),

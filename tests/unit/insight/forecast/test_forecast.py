@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -396,3 +398,36 @@ def test_rows_off_the_grid_or_twice_are_faults_with_their_row():
     made, faults = series_of(["a"], np.zeros(5, dtype=int), at, np.ones(5))
     assert not made
     assert [(fault.row, "twice" in fault.message) for fault in faults] == [(3, True), (4, False)]
+
+
+def test_beyond_a_day_the_band_widens_the_more_the_fewer_days_are_known():
+    """Changes over a week overlap: three weeks have three of them. Up to a day ahead, and of the
+    naive baseline, the band is that of the past changes.
+    """
+    leads = np.array([1, 24, 48, 168])
+    levels = np.array([0.1, 0.5, 0.9])
+
+    def widths(days, similarity):
+        values = steps(5, 24 * days)
+        predicted, _ = Analogs(history_of(values, 0, HOUR), leads).predict(similarity, levels)
+        return predicted[:, 2] - predicted[:, 0], predicted[:, 1]
+
+    narrow = replace(Similarity(), widening=0.0)
+    gains = []
+    for days in (21, 42):
+        (wide, middle), (plain, same) = widths(days, Similarity()), widths(days, narrow)
+        np.testing.assert_array_equal(middle, same)
+        np.testing.assert_array_equal(wide[:2], plain[:2])
+        gains.append(wide[2:] / plain[2:])
+        assert 1 < gains[-1][0] < gains[-1][1] < 2
+    assert (gains[0] > gains[1]).all()
+    assert PERSISTENCE.widening == 0
+
+
+def test_a_forecast_without_its_back_test_is_the_same_without_skill():
+    """And a mix of methods is judged in any case: it is weighed by what each lost."""
+    series = [hourly(steps(2))]
+    (judged,), (bare,) = forecast(series, 24), forecast(series, 24, judged=False)
+    np.testing.assert_array_equal(judged.values, bare.values)
+    assert (judged.skill is None, bare.skill) == (False, None)
+    assert forecast(series, 24, method="analog,persistence", judged=False)[0].skill is not None

@@ -13,10 +13,6 @@ from hypothesis import strategies as st
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.insight.plans.capacity import (
-    HIGH,
-    LOW,
-    QUANTILES,
-    Backtest,
     Band,
     Horizon,
     Rates,
@@ -24,16 +20,29 @@ from gpuledger_collector.insight.plans.capacity import (
     TooFewDays,
     capacity_cost,
     cost_curve,
-    daily_means,
-    day_levels,
     horizon,
-    hour_shapes,
-    judge,
     outlook,
     plan_capacity,
     reservation,
     scenarios,
     week_mean,
+)
+from gpuledger_collector.insight.plans.daily_demand import (
+    HIGH,
+    LIKELY,
+    LOW,
+    MOST_WIDENING,
+    QUANTILES,
+    Backtest,
+    Period,
+    daily_means,
+    day_levels,
+    days_ahead,
+    hour_shapes,
+    judge,
+    past_periods,
+    widen,
+    widening,
 )
 from gpuledger_collector.insight.recommendations.buying import cost, newsvendor
 from gpuledger_collector.insight.series import Series
@@ -119,6 +128,70 @@ def test_the_band_widens_beyond_what_was_learned():
     assert (levels >= 0).all()
 
 
+def period_of(actual, low=8.0, likely=10.0, high=14.0, days=5):
+    """A past period that was forecast with this band on each day, and what came."""
+    levels = np.interp(QUANTILES, [0.1, 0.5, 0.9], [low, likely, high])
+    levels = np.tile(levels, (days, 1))
+    return Period(levels, levels, np.asarray(actual, float))
+
+
+def test_a_band_that_missed_is_widened_and_one_that_held_by_far_is_narrowed():
+    """By what four of five days needed: above the likely value in units of its upper half, below in
+    those of the lower one; unknown days say nothing, and one period counts a third.
+    """
+    missed = period_of([18.0, 18.0, 18.0, np.nan, 18.0])
+    np.testing.assert_allclose(missed.needed(), np.full(4, 2.0))
+    np.testing.assert_allclose(missed.needed_in_sum(), [2.0])
+    held = period_of([9.0, 9.0, 11.0, 11.0, 12.0])
+    np.testing.assert_allclose(held.needed(), [0.5, 0.5, 0.25, 0.25, 0.5])
+    # 52 where 50 were likely: a tenth of the 20 up to the high sum.
+    np.testing.assert_allclose(held.needed_in_sum(), [0.1])
+    assert widening([missed.needed()]) == pytest.approx(2 ** (1 / 3))
+    assert widening([held.needed()] * 2) == pytest.approx(0.5 ** (2 / 4))
+    assert widening([]) == 1.0
+
+
+def test_one_period_widens_by_a_limited_factor():
+    """Also a band without any width, which no factor makes right."""
+    flat = period_of([60.0] * 5, 10.0, 10.0, 10.0)
+    assert widening([flat.needed()] * 4) == pytest.approx(MOST_WIDENING ** (4 / 6))
+    calm = period_of([10.0] * 5)
+    assert widening([calm.needed()] * 4) == pytest.approx(MOST_WIDENING ** (-4 / 6))
+
+
+def test_widening_leaves_the_likely_value_and_stays_above_zero():
+    levels = period_of([]).levels
+    wider = widen(levels, 6.0)
+    np.testing.assert_array_equal(wider[:, LIKELY], levels[:, LIKELY])
+    assert (wider[:, LOW], wider[:, HIGH]) == (
+        pytest.approx(np.zeros(5)),
+        pytest.approx(np.full(5, 34.0)),
+    )
+    assert (np.diff(wider, axis=1) >= 0).all()
+
+
+def test_a_period_is_judged_by_the_width_that_earlier_ones_asked_for():
+    """The first with its own band alone; a later one never helps an earlier one."""
+    needed = [18.0, 18.0, 18.0, 18.0, 18.0]
+    assert judge([period_of(needed)] * 3, 5).covered == 0.0
+    near = [15.0] * 5
+    # Needed 1.25 x: after one period 1.08, after two 1.12, after seven 1.19.
+    assert judge([period_of(near)] * 8, 5).covered == 0.0
+    late = [*[period_of(needed)] * 3, period_of(near)]
+    assert judge(late, 5).covered == pytest.approx(1 / 4)
+    assert judge(late[::-1], 5).covered == 0.0
+
+
+def test_the_sum_over_days_has_a_width_of_its_own():
+    """Days that are off in turns make a sum that is not: its band is narrower than that of a path
+    of high days, and widens no day.
+    """
+    rng = np.random.default_rng(5)
+    ahead = days_ahead(days_of(40 + rng.normal(0, 5, 200)), 7)
+    total, path = (levels.sum(axis=0) for levels in (ahead.in_sum, ahead.levels))
+    assert total[HIGH] - total[LOW] < 0.8 * (path[HIGH] - path[LOW])
+
+
 def test_too_short_a_past_is_one_sentence():
     """A pool has no plan; a team has the growth that is known."""
     short = hourly(23)
@@ -137,15 +210,15 @@ def test_a_band_is_judged_on_three_periods_of_its_length_and_else_called_unjudge
     past says why.
     """
     constant = days_of(np.full(160, 5.0))
-    assert judge(constant, 40) == Backtest(40, 3, 1.0, None)
-    short = judge(constant.known_before(159), 40)
+    assert days_ahead(constant, 40).backtest == Backtest(40, 3, 1.0, None)
+    short = days_ahead(constant.known_before(159), 40).backtest
     assert short == Backtest(40, 2)
     assert (
         short.sentence()
         == "unjudged: the past allows a back-test of 2 periods of 40 days, and 3 are needed"
     )
     step = days_of(np.concatenate([np.full(120, 5.0), np.full(40, 50.0)]))
-    judged = judge(step, 40)
+    judged = days_ahead(step, 40).backtest
     assert judged.covered == pytest.approx(2 / 3)
     assert "67 % of the days" in judged.sentence() or "67% of the days" in judged.sentence()
 
@@ -154,12 +227,12 @@ def test_unknown_days_are_not_judged():
     """A period without a known day is no period."""
     values = np.full(160, 5.0)
     values[120:] = np.nan
-    assert judge(days_of(values), 40).periods == 2
+    assert len(past_periods(days_of(values), 40)) == 2
 
 
 def test_of_a_long_past_the_last_periods_are_judged():
     """Twelve at most: what a pool was years ago says little, and nobody waits for it."""
-    assert judge(days_of(np.full(400, 5.0)), 7).periods == 12
+    assert len(past_periods(days_of(np.full(400, 5.0)), 7)) == 12
 
 
 def test_growth_compares_weeks_and_unknown_is_never_zero():
@@ -181,11 +254,11 @@ def test_growth_ahead_is_that_of_the_last_week_ahead():
     of.
     """
     days = daily_means(hourly(200))
-    levels = day_levels(days, 30)
+    levels = days_ahead(days, 30).in_sum
     ahead = horizon(days, 30)
     assert ahead.growth.low == pytest.approx(levels[-7:, LOW].mean() / week_mean(days) - 1)
     assert ahead.growth.low < ahead.growth.likely < ahead.growth.high
-    assert ahead.backtest == judge(days, 30)
+    assert ahead.backtest == days_ahead(days, 30).backtest
 
 
 @given(demands, rates, st.integers(0, 60))
