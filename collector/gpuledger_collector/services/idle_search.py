@@ -24,7 +24,6 @@ from gpuledger_collector.accounting.wasted_time import (
 from gpuledger_collector.insight.findings import Finding, PlacedAccelerator
 from gpuledger_collector.insight.idle.episodes import IdleEpisode, idle_episodes
 from gpuledger_collector.insight.idle.minute_grid import (
-    estimate_survival,
     lay_out_minutes,
     mean_readings,
 )
@@ -283,7 +282,7 @@ class _Window:
             if finding.accelerator_id is not None:
                 by_place.setdefault((finding.accelerator_id, finding.state), []).append(finding)
         current = []
-        for episode in idle_episodes(minutes, classify(minutes), estimate_survival(minutes)):
+        for episode in idle_episodes(minutes, classify(minutes)):
             # Episodes that ended within the context were written by an earlier window. One that may
             # go on, where evidence of the window's first minutes is still to come, has not ended.
             if episode.ongoing or self._at_ms(episode.end) > self._start_ms:

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpuledger_collector.insight.idle.minutes import NOBODY, Counts, Minutes
 from gpuledger_collector.insight.idle.states import BRIDGED, Classification, State
-from gpuledger_collector.insight.idle.survival import OPEN_CURVE, IdleSurvivalCurve
+from gpuledger_collector.insight.idle.survival import estimate_survival
 
 SHOWN = (
     State.UNALLOCATED,
@@ -55,11 +55,9 @@ class IdleEpisode:
     permille: tuple[int, ...]
 
 
-def idle_episodes(
-    minutes: Minutes, classified: Classification, curve: IdleSurvivalCurve = OPEN_CURVE
-) -> list[IdleEpisode]:
+def idle_episodes(minutes: Minutes, classified: Classification) -> list[IdleEpisode]:
     """Return every episode of a shown state, by accelerator and time; gaps up to BRIDGED minutes
-    are crossed.
+    are crossed. The confidence of the measured states comes from these episodes themselves.
     """
     episodes: list[IdleEpisode] = []
     bridged = _bridge_gaps(classified.state)
@@ -70,7 +68,7 @@ def idle_episodes(
         for start, stop in zip([0, *edges.tolist()], [*edges.tolist(), len(states)], strict=True):
             if int(states[start]) not in SHOWN:
                 continue
-            episode = _episode(minutes, classified, curve, row, start, stop)
+            episode = _episode(minutes, classified, row, start, stop)
             last = episodes[-1] if episodes else None
             if last and (last.row, last.state, last.since) == (
                 episode.row,
@@ -80,7 +78,28 @@ def idle_episodes(
                 # The same beginning after a gap in the data: the episode continues.
                 episode = replace(episode, flagged=episodes.pop().flagged)
             episodes.append(episode)
-    return episodes
+    return _with_measured_confidence(episodes, bridged)
+
+
+def _with_measured_confidence(episodes: list[IdleEpisode], states: Counts) -> list[IdleEpisode]:
+    measured = [episode for episode in episodes if episode.state not in CERTAINTY]
+    columns = states.shape[1]
+    # Where the data ends, and where it is lost, nobody saw an episode end.
+    ended = [
+        episode.end < columns and int(states[episode.row, episode.end]) != State.NO_DATA
+        for episode in measured
+    ]
+    survival = estimate_survival(
+        np.array([episode.flagged - episode.since for episode in measured], dtype=float),
+        np.array([episode.end - episode.since for episode in measured], dtype=float),
+        np.array(ended, dtype=bool),
+    )
+    return [
+        episode
+        if episode.state in CERTAINTY
+        else replace(episode, confidence=survival.probability_at(episode.end - episode.since))
+        for episode in episodes
+    ]
 
 
 def _bridge_gaps(state: Counts) -> Counts:
@@ -100,7 +119,6 @@ def _bridge_gaps(state: Counts) -> Counts:
 def _episode(
     minutes: Minutes,
     classified: Classification,
-    curve: IdleSurvivalCurve,
     row: int,
     start: int,
     stop: int,
@@ -114,7 +132,6 @@ def _episode(
         minutes.seen[row, since:start], classified.factor[row, start], 0.0
     )
     rest = classified.state[row, stop:]
-    certainty = CERTAINTY.get(state)
     return IdleEpisode(
         row=row,
         state=state,
@@ -125,6 +142,7 @@ def _episode(
         # episode.
         ongoing=len(rest) <= TRAILING and bool((rest == State.NO_DATA).all()),
         holder=NOBODY if state == State.UNALLOCATED else int(minutes.holder[row, start]),
-        confidence=curve.probability_at(stop - since) if certainty is None else certainty,
+        # That of measured states is known when all episodes are.
+        confidence=CERTAINTY.get(state, np.nan),
         permille=tuple(np.rint(1000 * wasted).astype(int).tolist()),
     )

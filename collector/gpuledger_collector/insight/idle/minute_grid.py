@@ -17,8 +17,6 @@ from gpuledger_collector.insight.findings import PlacedAccelerator
 from gpuledger_collector.insight.idle.episodes import IdleEpisode
 from gpuledger_collector.insight.idle.kinds import FLOOR_BYTES, is_interactive, is_serving, watts
 from gpuledger_collector.insight.idle.minutes import NOBODY, Minutes, carry_samples, unknown
-from gpuledger_collector.insight.idle.states import IDLE_RULES
-from gpuledger_collector.insight.idle.survival import IdleSurvivalCurve, estimate_curve, idle_gaps
 
 
 def lay_out_minutes(
@@ -134,13 +132,6 @@ def _rows(ids: npt.NDArray[Any], row_of: Mapping[int, int]) -> npt.NDArray[np.in
     known = np.array(sorted(row_of), dtype=np.int64)
     rows = np.array([row_of[int(accelerator_id)] for accelerator_id in known], dtype=np.int64)
     return rows[np.searchsorted(known, ids.astype(np.int64))]
-
-
-def estimate_survival(minutes: Minutes) -> IdleSurvivalCurve:
-    """How long idleness of this part of the fleet lasts, from the minutes at hand."""
-    activity = minutes.activity()
-    known = minutes.seen & np.isfinite(activity) & (minutes.holder != NOBODY)
-    return estimate_curve(*idle_gaps(activity <= IDLE_RULES.idle_at_most, known))
 
 
 def mean_readings(minutes: Minutes, episode: IdleEpisode) -> dict[str, float]:

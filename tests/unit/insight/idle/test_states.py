@@ -11,7 +11,7 @@ from fakes.profiles import examples
 from gpuledger_collector.insight.idle.episodes import idle_episodes
 from gpuledger_collector.insight.idle.minutes import Minutes, carry_samples
 from gpuledger_collector.insight.idle.states import State, classify
-from gpuledger_collector.insight.idle.survival import estimate_curve, idle_gaps
+from gpuledger_collector.insight.idle.survival import estimate_survival
 
 GIB = 2.0**30
 MONDAY_NOON = 1_760_961_600_000
@@ -144,7 +144,7 @@ def test_gone_idle_is_flagged_after_its_window_and_counted_from_its_first_minute
     (found,) = flagged(fleet(np.r_[work(120), np.zeros(120)]), State.GONE_IDLE)
     assert (found.since, found.end, found.ongoing) == (120, 240, True)
     assert 120 + 85 <= found.flagged < 120 + 90
-    assert 0.83 <= found.confidence <= 0.84
+    assert 0.98 <= found.confidence <= 0.99
     assert set(found.permille) == {1000}
 
 
@@ -273,19 +273,47 @@ def test_a_slow_sampler_is_carried_for_three_intervals():
     assert column[0, 57] == 55
 
 
-def test_the_curve_of_survival_is_measured_and_leans_on_the_open_one():
-    """Gaps that always end say so when there are many of them; without gaps the open curve stands."""
-    assert estimate_curve(np.zeros(0), np.zeros(0, dtype=bool)).probability_at(60) == pytest.approx(
-        0.64
+def survival(flagged, length, ended):
+    return estimate_survival(
+        np.asarray(flagged, float), np.asarray(length, float), np.asarray(ended, bool)
     )
-    ending = estimate_curve(np.full(2000, 70.0), np.ones(2000, dtype=bool))
-    assert ending.probability_at(60) < 0.02
-    lasting = estimate_curve(np.full(2000, 200.0), np.zeros(2000, dtype=bool))
-    assert lasting.probability_at(120) > 0.97
-    low = np.array([[True, True, False, True, True]])
-    lengths, ended = idle_gaps(low, np.ones_like(low))
-    assert lengths.tolist() == [2, 2]
-    assert ended.tolist() == [True, False]
+
+
+def test_confidence_is_counted_and_leans_on_the_open_trace():
+    """Episodes that always end say so when there are many of them; without any the open trace
+    stands, by how long an episode has lasted.
+    """
+    nothing = survival([], [], [])
+    assert [nothing.probability_at(length) for length in (60, 90, 119, 120, 900)] == pytest.approx(
+        [0.64, 0.78, 0.78, 0.99, 0.99]
+    )
+    ending = survival(np.full(2000, 90), np.full(2000, 100), np.full(2000, True))
+    assert ending.probability_at(95) < 0.06
+    assert ending.probability_at(200) == pytest.approx(0.99)
+    lasting = survival(np.full(2000, 90), np.full(2000, 200), np.full(2000, False))
+    assert min(lasting.probability_at(100), lasting.probability_at(120)) > 0.98
+
+
+def test_what_was_not_watched_counts_for_nothing():
+    """Two hours that had passed before the flag are no evidence that two hours are outlasted."""
+    late = survival(np.full(500, 130), np.full(500, 160), np.full(500, False))
+    assert (late.probability_at(100), late.probability_at(130) > 0.99) == (
+        pytest.approx(0.78),
+        True,
+    )
+
+
+def test_an_episode_that_nobody_saw_end_does_not_count_as_ended():
+    """Pauses that end after 100 minutes lower the confidence; lost data at the same minute does
+    not.
+    """
+    pause = np.r_[work(60), np.zeros(100)]
+    seen = fleet([np.r_[pause, work(60)]] * 40)
+    lost = fleet([np.r_[pause, np.full(60, np.nan)]] * 40)
+    (ended, *_), (unknown, *_) = (flagged(minutes, State.GONE_IDLE) for minutes in (seen, lost))
+    assert ended.end == unknown.end
+    assert ended.confidence < 0.5
+    assert unknown.confidence > 0.78
 
 
 def test_work_at_the_end_of_a_long_pause_is_not_idle():
