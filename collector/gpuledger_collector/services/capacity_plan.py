@@ -16,6 +16,7 @@ from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period, format_date
 from gpuledger_collector.insight.plans.capacity import (
+    MIN_DAYS,
     CapacityPlan,
     Rates,
     TooFewDays,
@@ -26,7 +27,7 @@ from gpuledger_collector.insight.series import Series
 from gpuledger_collector.services.scaling_advice import UnknownPool
 from gpuledger_collector.storage.billing import commitments
 from gpuledger_collector.storage.capacity import plans, scaling
-from gpuledger_collector.storage.capacity.demand import demand, held_by_teams, list_pools
+from gpuledger_collector.storage.capacity.demand import demand, held_by_teams, pool_periods
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
@@ -122,9 +123,14 @@ def plans_of_pools(
 ) -> Iterator[PricedPlan]:
     """Plan every pool with a long enough past to the end of this quarter, as `gpuledger plan
     capacity` does; those in `planned` have their plan already.
+
+    The hourly ledger is read only where a pool without a plan is old enough for one.
     """
     past = history(now_ms)
-    if planned and set(list_pools(connection, past.start_ms, past.end_ms)) <= set(planned):
+    pools = pool_periods(connection, past.start_ms, past.end_ms)
+    if not any(
+        _may_suffice(period, now_ms) for name, period in pools.items() if name not in planned
+    ):
         return
     period = quarter_ahead(zones.calendar(connection), now_ms)
     for series in _pools(connection, now_ms):
@@ -152,6 +158,12 @@ def store_capacity_plans(database: Database, now_ms: int) -> int:
         plans.delete_before(connection, today_ms)
         plans.upsert(connection, records, now_ms)
     return len(records)
+
+
+def _may_suffice(known: Period, now_ms: int) -> bool:
+    """Whether a pool of which nothing is known outside of a period may have a plan."""
+    days = -(-known.end_ms // DAY_MS) - known.start_ms // DAY_MS
+    return days >= MIN_DAYS and now_ms - known.end_ms <= STALE_DAYS * DAY_MS
 
 
 def _pools(connection: Connection, now_ms: int) -> list[Series]:

@@ -341,6 +341,31 @@ def test_hours_are_not_read_again_where_every_pool_has_its_plan(usage, dsn, monk
     assert read
 
 
+def test_hours_are_not_read_for_pools_that_cannot_have_a_plan(usage, dsn, monkeypatch):
+    """One that is too young, and one that ended long ago, beside one that has its plan; once it is
+    old enough, a pool is read.
+    """
+    usage()
+    usage("young", days=20)
+    store = Database(dsn)
+    with store.connect() as connection:
+        connection.execute(
+            "INSERT INTO imported_usage SELECT (jsonb_populate_record(u, jsonb_build_object("
+            "'pool', 'gone', 'end_ms', %s::bigint, 'start_ms', %s::bigint))).* FROM imported_usage"
+            " u WHERE pool = 'train' AND end_ms IS NULL",
+            (NOW_MS - 30 * DAY, NOW_MS - 200 * DAY),
+        )
+    assert store_capacity_plans(store, NOW_MS) == 1
+    read = []
+    true = capacity_plan.demand
+    monkeypatch.setattr(capacity_plan, "demand", lambda *asked: read.append(asked) or true(*asked))
+    assert store_capacity_plans(store, NOW_MS + HOUR) == 0
+    assert not read
+    usage("young", days=DAYS)
+    assert store_capacity_plans(store, NOW_MS + 2 * HOUR) == 1
+    assert read
+
+
 def growth_cells(plan):
     """The rows of a plan in the board's table."""
     for team, entry in [("(all)", plan["pool"]), *((team["name"], team) for team in plan["teams"])]:

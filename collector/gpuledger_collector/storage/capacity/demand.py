@@ -17,7 +17,7 @@ import numpy as np
 
 from gpuledger_collector.accounting.attribution import Attribution, WorkloadFacts
 from gpuledger_collector.accounting.owner_tree import LEVELS
-from gpuledger_collector.accounting.period import HOUR_MS
+from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.reserved_names import escape_name
 from gpuledger_collector.insight.demand import (
     CapacitySpan,
@@ -31,7 +31,7 @@ from gpuledger_collector.insight.series import Floats, Ints, Series
 from gpuledger_collector.storage.capacity.queues import summed_by
 from gpuledger_collector.storage.ledger import rules, workloads
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select, select_value, select_values
+from gpuledger_collector.storage.rows import select, select_value
 from gpuledger_collector.storage.telemetry import usage_evidence
 
 GROUPS = ("pool", "model", *LEVELS)
@@ -171,15 +171,21 @@ def demand(
     return with_queue(held, queues(connection, start_ms, end_ms, group), end_ms)
 
 
-def list_pools(connection: Connection, start_ms: int, end_ms: int) -> list[str]:
-    """Pools that `demand` has a series of, by name; cheap however much they held."""
-    return select_values(
+def pool_periods(connection: Connection, start_ms: int, end_ms: int) -> dict[str, Period]:
+    """Pools that `demand` has a series of, by name, each with the part of the period before and
+    after which nothing can be known of it; cheap however much they held.
+    """
+    rows = select(
         connection,
-        "SELECT pool FROM capacity WHERE in_ms < %(end_ms)s AND (out_ms IS NULL OR out_ms >"
-        " %(start_ms)s) UNION SELECT pool FROM imported_usage WHERE start_ms < %(end_ms)s AND"
-        " (end_ms IS NULL OR end_ms > %(start_ms)s) ORDER BY pool",
+        "SELECT pool, greatest(min(begun_ms), %(start_ms)s) AS begun_ms, least(max(ended_ms),"
+        " %(end_ms)s) AS ended_ms FROM (SELECT pool, in_ms AS begun_ms, coalesce(out_ms,"
+        " %(end_ms)s) AS ended_ms FROM capacity WHERE in_ms < %(end_ms)s AND (out_ms IS NULL OR"
+        " out_ms > %(start_ms)s) UNION ALL SELECT pool, start_ms, coalesce(end_ms, %(end_ms)s)"
+        " FROM imported_usage WHERE start_ms < %(end_ms)s AND (end_ms IS NULL OR end_ms >"
+        " %(start_ms)s)) AS spans GROUP BY pool ORDER BY pool",
         {"start_ms": start_ms, "end_ms": end_ms},
     )
+    return {row.pool: Period(row.begun_ms, row.ended_ms) for row in rows}
 
 
 def capacity_by_pool(connection: Connection, at_ms: int) -> dict[str, float]:
