@@ -3,6 +3,7 @@ sentence of ours.
 """
 
 import enum
+import functools
 import itertools
 import re
 from collections.abc import Iterator
@@ -80,10 +81,16 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
             yield (*path, name), command
 
 
+@functools.cache
+def known() -> dict[tuple[str, ...], Any]:
+    """All commands by their words; to make them takes half a second."""
+    return dict(commands(get_command(build())))
+
+
 def dated() -> list[tuple[tuple[str, ...], Any]]:
     return [
         (path, option)
-        for path, command in commands(get_command(build()))
+        for path, command in known().items()
         for option in command.params
         if option.param_type_name == "option" and DATED.search(option.metavar or "")
     ]
@@ -91,7 +98,7 @@ def dated() -> list[tuple[tuple[str, ...], Any]]:
 
 def call(path, asked: Any, text: str, file) -> list[str]:
     """A command line with that option, its twin (--from, --to) and whatever is required."""
-    command = dict(commands(get_command(build())))[path]
+    command = known()[path]
     line = [*path, *MORE.get(path, ())]
     for param in command.params:
         if param.param_type_name == "argument":
