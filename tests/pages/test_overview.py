@@ -22,14 +22,19 @@ from gpuledger_collector.api import fleet_pages, pages, spend_page
 from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
 from gpuledger_collector.api.fleet_map_page import fleet_page
 from gpuledger_collector.api.page_routes import HourlyCache, View
+from gpuledger_collector.export import html
 from gpuledger_collector.export.fleet_map import MapAddress
 from gpuledger_collector.insight.fleet_map import ColorBy
 from gpuledger_collector.insight.forecast_history import StoredForecast
 from gpuledger_collector.insight.pool_outlook import Outlook, PoolOutlook
+from gpuledger_collector.services.findings import WholeFleet
+from gpuledger_collector.services.period_comparison import read_bill_change
 from gpuledger_collector.storage.capacity import backtests
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger import zones
 from gpuledger_common.health import EVIDENCE, RECOVERY, next_step, verdict
 
-from .conftest import HOSTILE
+from .conftest import HOSTILE, OCTOBER_NIGHT_MS
 
 MONTH = ("--from", "2025-10-01", "--to", "2025-11-01")
 SECRET = "a-reader-token-that-is-long-enough-0123456789"
@@ -105,6 +110,42 @@ def test_its_first_sentence_is_the_chargebacks_waste(rated, run, overview):
         assert f"Capacity costs this month {cost:,.2f} {currency}" in page.text
         assert f"Billed to owners {Decimal(total['cost_billed']):,.2f} {currency}" in page.text
         assert f"Nobody pays {Decimal(total['cost_not_billed']):,.2f} {currency}" in page.text
+
+
+def test_it_says_by_how_much_the_bill_changed(rated, dsn, overview):
+    """By price, GPU-hours and mix, as the periods compared say it, and which rate changed when; a
+    viewer is told its own change and no rate.
+    """
+    text = Page(overview()).text
+    with Database(dsn).transaction(read_only=True) as connection:
+        calendar = zones.calendar(connection)
+        found = read_bill_change(
+            connection,
+            calendar,
+            calendar.month("2025-10"),
+            OCTOBER_NIGHT_MS,
+            WholeFleet(),
+            WholeFleet(),
+        )
+    total = found.compared.total("USD")
+    assert total.by_price + total.by_volume + total.by_mix == total.change != 0
+    parts = [
+        f"{html.signed_amount(micro, 'USD')} by {part}"
+        for micro, part in (
+            (total.by_price, "price"),
+            (total.by_volume, "GPU-hours"),
+            (total.by_mix, "mix"),
+        )
+    ]
+    assert f"What owners pay changed by {html.signed_amount(total.change, 'USD')} USD" in text
+    assert ", ".join(parts) in text
+    assert (
+        "Rates that changed: any model, on demand, 2.333333333 to 2.10 USD an hour on 3 Oct, 00:00"
+        in text
+    )
+    own = Page(overview(Principal("viewer", "vision", owner={"team": "vision"}))).text
+    assert "What owners pay changed by" in own
+    assert "Rates that changed" not in own
 
 
 def test_it_says_who_wastes_most(rated, run, overview):

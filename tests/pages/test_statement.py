@@ -28,6 +28,8 @@ from gpuledger_collector.accounting.statement import (
 )
 from gpuledger_collector.export.statement import as_html
 from gpuledger_collector.services.budget_status import status_of
+from gpuledger_collector.services.findings import WholeFleet
+from gpuledger_collector.services.period_comparison import compare_periods
 from gpuledger_collector.services.statement import (
     NoStatement,
     monthly_chargeback,
@@ -122,6 +124,54 @@ def test_drivers_add_up_to_the_change(furnished, run, ledger):
             assert rows == [(micro,)]
     usd = made.changes["USD"]
     assert usd.parts[0] < 0, "the price fell in October"
+
+
+@pytest.mark.parametrize("viewer", [None, {"team": "vision"}], ids=["finance", "viewer"])
+def test_a_rate_that_changed_within_the_month_is_named(furnished, run, ledger, viewer):
+    """With its day and its amount: of a viewer, too, who reads no price book. Its rows add up to
+    what the price did.
+    """
+    run("chargeback", *MONTH)
+    run("chargeback", "--from", "2025-09-01", "--to", "2025-10-01")
+    with ledger.transaction(read_only=True) as connection:
+        made = read_statement(connection, "team", "vision", "2025-10", NOW_MS, viewer)
+    change = made.changes["USD"]
+    (fall,) = change.rate_changes
+    assert (fall.before, fall.after) == (Decimal("2.333333333"), Decimal("2.1"))
+    assert fall.at_ms == OCTOBER + 2 * DAY
+    assert fall.micro < 0
+    assert change.other_price_micro == change.parts[0] - fall.micro
+    table = Page(as_html(made)).table("rate")
+    assert table.rows[1][:2] == [
+        "any model, on demand 2.333333333 to 2.10 USD an hour",
+        "3 Oct 2025, 00:00",
+    ]
+    price = f"by price {sum(number(row[-1]) for row in table.rows[1:]):,.2f}"
+    assert price in Page(as_html(made)).text
+
+
+def test_compared_periods_name_the_same_change(furnished, run, ledger):
+    """The tools of assistants say what the statement says."""
+    run("chargeback", *MONTH)
+    run("chargeback", "--from", "2025-09-01", "--to", "2025-10-01")
+    change = made_of(ledger, "vision").changes["USD"]
+    by = ("team", "workload")
+    with ledger.transaction(read_only=True) as connection:
+        compared = compare_periods(
+            connection,
+            (change.before, change.after),
+            by,
+            lambda keys, _by: keys[0] == "vision",
+            WholeFleet(),
+        )
+    (fall,) = compared.rate_changes["USD"]
+    assert (fall.at_ms, fall.before, fall.after) == (
+        OCTOBER + 2 * DAY,
+        Decimal("2.333333333"),
+        Decimal("2.1"),
+    )
+    assert fall.gpu_ns == change.rate_changes[0].gpu_ns
+    assert compared.total("USD").change == change.after_micro - change.before_micro
 
 
 def test_a_hostile_name_is_only_a_name(furnished, run, tmp_path):

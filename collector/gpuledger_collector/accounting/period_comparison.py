@@ -6,12 +6,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gpuledger_collector.accounting.budgets import HolderSpend, drivers
 from gpuledger_collector.accounting.chargeback import UNPRICED, shown_keys
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.rate_changes import (
+    PRICE,
+    DatedRate,
+    RateChange,
+    RatedHours,
+    find_rate_changes,
+    other_price_micro,
+)
 
 Condition = Callable[[Sequence[str], Sequence[str]], bool]
 """Whether cells under dimensions are wanted."""
@@ -50,6 +59,8 @@ class GroupChange:
 class PeriodComparison:
     """Two periods compared by dimensions, the largest change first; `hours` in GPU-nanoseconds by
     currency (before, after).
+
+    `rate_changes` by currency are part of what the price did, over all groups.
     """
 
     by: tuple[str, ...]
@@ -57,6 +68,12 @@ class PeriodComparison:
     after: Period
     groups: Sequence[GroupChange]
     hours: Mapping[str, tuple[int, int]]
+    rate_changes: Mapping[str, Sequence[RateChange]] = field(default_factory=dict)
+
+    def other_price_micro(self, currency: str) -> int:
+        """What of the price's part no change of a rate explains."""
+        changes = self.rate_changes.get(currency, ())
+        return other_price_micro(self.total(currency).by_price, changes)
 
     def total(self, currency: str) -> GroupChange:
         """All groups in one currency."""
@@ -65,6 +82,16 @@ class PeriodComparison:
             if group.currency == currency:
                 total = total.plus(group)
         return total
+
+
+@dataclass(frozen=True, slots=True)
+class BillChange:
+    """By how much what owners pay differs from the period before, and which rates changed
+    meanwhile; those are told to readers of the entire fleet alone.
+    """
+
+    compared: PeriodComparison
+    rates: Sequence[DatedRate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +108,14 @@ def compare_lines(
     lines: tuple[Iterable[ChargedLine], Iterable[ChargedLine]],
     by: tuple[str, ...],
     condition: Condition,
+    prices: Mapping[int, Price] | None = None,
 ) -> PeriodComparison:
     """Compare two periods from their lines, which have the dimensions of `by` and then the model,
-    unless that is one of them.
+    unless that is one of them, and last the price where `prices` by id are given.
     """
-    lines_by = with_model(by)
-    before, after = (_spend(own, lines_by, condition) for own in lines)
+    read = [_spend(own, with_model(by), condition, prices) for own in lines]
+    before, after = ({currency: own.spends for currency, own in side.items()} for side in read)
+    rated = [{currency: own.rated for currency, own in side.items()} for side in read]
     currencies = sorted({*before, *after})
     groups: dict[tuple[str, tuple[str, ...]], GroupChange] = {}
     for currency in currencies:
@@ -111,7 +140,11 @@ def compare_lines(
     ordered = sorted(
         groups.values(), key=lambda group: (-abs(group.change), group.currency, group.keys)
     )
-    return PeriodComparison(by, *spans, ordered, hours)
+    rate_changes = {
+        currency: find_rate_changes(*(side.get(currency, ()) for side in rated))
+        for currency in currencies
+    }
+    return PeriodComparison(by, *spans, ordered, hours, rate_changes)
 
 
 def with_model(by: tuple[str, ...]) -> tuple[str, ...]:
@@ -134,17 +167,32 @@ def _hours(spends: Iterable[HolderSpend]) -> int:
     return sum(spend.gpu_ns for spend in spends)
 
 
+@dataclass(slots=True)
+class _Spending:
+    """What every group had in one currency, and at which prices where those are read."""
+
+    spends: list[HolderSpend] = field(default_factory=list)
+    rated: list[RatedHours] = field(default_factory=list)
+
+
 def _spend(
-    lines: Iterable[ChargedLine], by: tuple[str, ...], condition: Condition
-) -> Mapping[str, Sequence[HolderSpend]]:
+    lines: Iterable[ChargedLine],
+    by: tuple[str, ...],
+    condition: Condition,
+    prices: Mapping[int, Price] | None,
+) -> Mapping[str, _Spending]:
     """What every group had in a period, by currency; usage without a price has no cost to compare."""
-    spends: dict[str, list[HolderSpend]] = defaultdict(list)
+    read_by = by if prices is None else (*by, PRICE)
+    spending: dict[str, _Spending] = defaultdict(_Spending)
     for line in lines:
-        keys = shown_keys(line, by)
+        keys = shown_keys(line, read_by)[: len(by)]
         is_unpriced = keys[:1] == (UNPRICED,) and line.currency is None
         if not is_unpriced and condition(keys, by):
             model = line.keys[by.index("model")]
-            spends[line.currency or ""].append(
-                HolderSpend(keys, model, line.gpu_ns, line.cost_micro or 0)
-            )
-    return spends
+            own = spending[line.currency or ""]
+            own.spends.append(HolderSpend(keys, model, line.gpu_ns, line.cost_micro or 0))
+            if prices is not None:
+                number = line.keys[-1]
+                price = prices.get(int(number)) if number else None
+                own.rated.append(RatedHours(keys, model, price, line.gpu_ns))
+    return spending

@@ -8,7 +8,7 @@ remainder.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import TypeVar
@@ -19,6 +19,13 @@ from gpuledger_collector.accounting.disputes import Dispute
 from gpuledger_collector.accounting.measures import Measures, total
 from gpuledger_collector.accounting.money import minor_unit
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period
+from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.rate_changes import (
+    RateChange,
+    RatedHours,
+    find_rate_changes,
+    other_price_micro,
+)
 from gpuledger_collector.accounting.reserved_names import escape_name
 from gpuledger_collector.accounting.shared_costs import SharedCost
 
@@ -48,7 +55,8 @@ class OwnerDay(Measures):
 class OwnerJob(Measures):
     """What the jobs of one name, user and project held of a model, in one currency.
 
-    `correction_of`: the closed month that it corrects; empty: it is the period's own.
+    `correction_of`: the closed month that it corrects; empty: it is the period's own. `price_id`:
+    the price that it was charged by, where jobs are asked for by price; None: none, or not asked.
     """
 
     name: str
@@ -57,6 +65,12 @@ class OwnerJob(Measures):
     model: str
     currency: str | None
     correction_of: str = ""
+    price_id: int | None = None
+
+    @property
+    def holder(self) -> tuple[str, str, str]:
+        """Name, user and project."""
+        return self.name, self.user, self.project
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +120,8 @@ class SpendChange:
 
     Days of closed months count with what was corrected since, wherever that is billed: evidence
     that came late is no change of use. `corrected_micro` is how much that is, before and after.
+
+    `rate_changes` are part of what the price did.
     """
 
     before: Period
@@ -114,6 +130,12 @@ class SpendChange:
     after_micro: int
     drivers: tuple[Driver, ...]
     corrected_micro: tuple[int, int] = (0, 0)
+    rate_changes: tuple[RateChange, ...] = ()
+
+    @property
+    def other_price_micro(self) -> int:
+        """What of the price's part no change of a rate explains."""
+        return other_price_micro(self.parts[0], self.rate_changes)
 
     @property
     def parts(self) -> tuple[int, int, int]:
@@ -308,8 +330,11 @@ def explain_change(
     before: Sequence[OwnerJob],
     after: Sequence[OwnerJob],
     windows: tuple[Period, Period],
+    prices: Mapping[int, Price],
 ) -> SpendChange:
-    """Explain why what days cost in a currency differs between two windows (before, after)."""
+    """Explain why what days cost in a currency differs between two windows (before, after);
+    `prices` by id are those that the jobs were charged by.
+    """
     old, new = (_spend(jobs, currency) for jobs in (before, after))
     corrected_before, corrected_after = (
         sum(job.cost_micro or 0 for job in jobs if job.currency == currency and job.correction_of)
@@ -321,7 +346,25 @@ def explain_change(
         after_micro=sum(spend.cost_micro for spend in new),
         drivers=tuple(drivers(old, new)),
         corrected_micro=(corrected_before, corrected_after),
+        rate_changes=tuple(
+            find_rate_changes(*(_rated(jobs, currency, prices) for jobs in (before, after)))
+        ),
     )
+
+
+def _rated(
+    jobs: Iterable[OwnerJob], currency: str, prices: Mapping[int, Price]
+) -> list[RatedHours]:
+    return [
+        RatedHours(
+            job.holder,
+            job.model,
+            None if job.price_id is None else prices.get(job.price_id),
+            job.gpu_ns,
+        )
+        for job in jobs
+        if job.currency == currency
+    ]
 
 
 def _spend(jobs: Iterable[OwnerJob], currency: str) -> list[HolderSpend]:
@@ -329,7 +372,7 @@ def _spend(jobs: Iterable[OwnerJob], currency: str) -> list[HolderSpend]:
     sums: dict[tuple[tuple[str, str, str], str], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for job in jobs:
         if job.currency == currency:
-            key = ((job.name, job.user, job.project), job.model)
+            key = (job.holder, job.model)
             gpu_ns, cost_micro = sums[key]
             sums[key] = (gpu_ns + job.gpu_ns, cost_micro + (job.cost_micro or 0))
     return [HolderSpend(*key, *amounts) for key, amounts in sums.items()]

@@ -310,6 +310,11 @@ def _ledger_facts(found: Overview, view: View, month: str, now_ms: int) -> dict[
             for total in found.direct.totals
             if total.currency is not None
         ],
+        "bill_changes": (
+            {}
+            if found.bill_change is None
+            else forms.bill_change_facts(found.bill_change, calendar)
+        ),
         "unpriced_ns": sum(row.gpu_ns for row in found.direct.rows if row.currency is None),
         "has_shares": found.has_shares,
         "nothing": found.nothing,

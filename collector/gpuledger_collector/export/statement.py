@@ -25,6 +25,7 @@ from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.month_proof import PeriodProof, Standing
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_instant
+from gpuledger_collector.accounting.period_comparison import BillChange
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.accounting.reserved_names import is_reserved
 from gpuledger_collector.accounting.state_words import word_of_unpaid
@@ -43,6 +44,7 @@ from gpuledger_collector.export.fair_share import shares_report
 from gpuledger_collector.export.findings import STATES, advice
 from gpuledger_collector.export.list_form import ListForm
 from gpuledger_collector.export.model_use import use_facts
+from gpuledger_collector.export.rate_changes import rate_rows, say_dated_rates
 from gpuledger_collector.export.shortened import is_rest, shorten_report
 from gpuledger_collector.export.site import (
     ANOMALIES,
@@ -537,14 +539,11 @@ def _change(change: SpendChange, currency: str, statement: Statement) -> dict[st
         "before": html.micro(change.before_micro, currency),
         "after": html.micro(change.after_micro, currency),
         "change": html.signed_amount(more, currency),
-        "percent": (
-            None
-            if not change.before_micro
-            else f"{'+' * (more > 0)}{readable.percent(Decimal(more) / change.before_micro)}"
-        ),
+        "percent": change_percent(change.before_micro, change.after_micro),
         "price": html.signed_amount(price, currency),
         "volume": html.signed_amount(volume, currency),
         "mix": html.signed_amount(mix, currency),
+        "rates": rate_rows(change.rate_changes, price, currency),
         "drivers": top(change.drivers, SHOWN_DRIVERS),
         "before_days": _first_and_last(change.before, calendar),
         "after_days": _first_and_last(change.after, calendar),
@@ -563,6 +562,34 @@ def _change(change: SpendChange, currency: str, statement: Statement) -> dict[st
             for cost, count in zip((change.before_micro, change.after_micro), days, strict=True)
         ),
     }
+
+
+def change_percent(before_micro: int, after_micro: int) -> str | None:
+    """A change in percent, with its sign; None: there was nothing before."""
+    more = after_micro - before_micro
+    if not before_micro:
+        return None
+    return f"{'+' * (more > 0)}{readable.percent(Decimal(more) / before_micro)}"
+
+
+def bill_change_facts(change: BillChange, calendar: Calendar) -> Mapping[str, dict[str, Any]]:
+    """By how much what owners pay differs from the period before, by currency."""
+    facts: dict[str, dict[str, Any]] = {}
+    for currency in change.compared.hours:
+        total = change.compared.total(currency)
+        rates, more_rates = say_dated_rates(change.rates, currency)
+        facts[currency] = {
+            "change": html.signed_amount(total.change, currency),
+            "percent": change_percent(total.before, total.after),
+            "price": html.signed_amount(total.by_price, currency),
+            "volume": html.signed_amount(total.by_volume, currency),
+            "mix": html.signed_amount(total.by_mix, currency),
+            "before_days": _first_and_last(change.compared.before, calendar),
+            "after_days": _first_and_last(change.compared.after, calendar),
+            "rates": rates,
+            "more_rates": more_rates,
+        }
+    return facts
 
 
 def _first_and_last(period: Period, calendar: Calendar) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from gpuledger_collector.accounting.chargeback import Report
 from gpuledger_collector.accounting.closed_verdict import ClosedVerdict
 from gpuledger_collector.accounting.closing import CorrectionSum, LaterCorrections
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
+from gpuledger_collector.accounting.period_comparison import BillChange
 from gpuledger_collector.accounting.rated_period import RatedPeriod
 from gpuledger_collector.accounting.spend_over_time import SpendOverTime
 from gpuledger_collector.accounting.spend_series import MOST_DAYS
@@ -27,6 +28,7 @@ from gpuledger_collector.services.findings import (
     list_idle_holders,
     list_idle_remedies,
 )
+from gpuledger_collector.services.period_comparison import read_bill_change
 from gpuledger_collector.services.rated_period import read_rated_period
 from gpuledger_collector.services.spend_series import read_spend
 from gpuledger_collector.storage import overview
@@ -52,6 +54,8 @@ class Overview:
     fleet: Fleet
     direct: Report
     spend: SpendOverTime | None
+    bill_change: BillChange | None
+    """Against the period before; None: there is nothing whole to compare."""
     trend: Sequence[Period]
     costs_by_day: Mapping[str, Mapping[str, Mapping[int, int]]]
     has_inventory: bool
@@ -121,6 +125,11 @@ def read_overview(
         spend=(
             read_spend(connection, period, "team", now_ms, owner)
             if period.ms <= MOST_DAYS * DAY_MS
+            else None
+        ),
+        bill_change=(
+            read_bill_change(connection, calendar, period, now_ms, viewer, shown)
+            if direct.rows and period.ms <= MOST_DAYS * DAY_MS
             else None
         ),
         trend=calendar.days(trend),

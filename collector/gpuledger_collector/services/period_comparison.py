@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.period_comparison import (
+    BillChange,
     BilledCorrection,
     Condition,
     PeriodComparison,
@@ -17,11 +18,13 @@ from gpuledger_collector.accounting.period_comparison import (
     with_model,
 )
 from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.rate_changes import PRICE, list_dated_rates
 from gpuledger_collector.accounting.statement import (
     compared_windows,
     days_left_out,
     month_before,
 )
+from gpuledger_collector.export.statement import is_owner
 from gpuledger_collector.insight.findings import NamedFinding
 from gpuledger_collector.services.chargeback import visible_lines
 from gpuledger_collector.services.findings import Viewer, list_findings
@@ -73,12 +76,51 @@ def compare_periods(
     by: tuple[str, ...],
     condition: Condition,
     viewer: Viewer,
+    *,
+    with_rates: bool = True,
 ) -> PeriodComparison:
-    """Compare the direct cost of two periods by dimensions, of groups that meet a condition."""
-    before, after = (
-        visible_lines(connection, span, with_model(by), viewer.owner) for span in spans
+    """Compare the direct cost of two periods by dimensions, of groups that meet a condition; where a
+    rate changed meanwhile, with what that did unless nobody asks (`with_rates`).
+    """
+    both = Period(min(span.start_ms for span in spans), max(span.end_ms for span in spans))
+    # Lines by price are read charge by charge, which the ledgers of days and months spare.
+    is_by_price = with_rates and prices.has_change(connection, both)
+    book = prices.in_force_during(connection, both) if is_by_price else None
+    lines_by = with_model(by) if book is None else (*with_model(by), PRICE)
+    before, after = (visible_lines(connection, span, lines_by, viewer.owner) for span in spans)
+    return compare_lines(spans, (before, after), by, condition, book)
+
+
+def read_bill_change(
+    connection: Connection,
+    calendar: Calendar,
+    period: Period,
+    now_ms: int,
+    viewer: Viewer,
+    shown: Viewer,
+) -> BillChange | None:
+    """Compare what owners pay in a period with the one before, as statements do; None where some
+    day of either is not rated.
+    """
+    spans = choose_periods(connection, calendar, period, now_ms)
+    if spans is None or not all(_is_rated(connection, calendar, span) for span in spans):
+        return None
+    compared = compare_periods(
+        connection, spans, ("team",), lambda keys, _by: is_owner(keys[0]), shown, with_rates=False
     )
-    return compare_lines(spans, (before, after), by, condition)
+    both = Period(spans[0].start_ms, spans[1].end_ms)
+    book = prices.current(connection) if viewer.owner is None else []
+    return BillChange(compared, list_dated_rates(book, both))
+
+
+def _is_rated(connection: Connection, calendar: Calendar, span: Period) -> bool:
+    """Whether every day of a span is rated to its end."""
+    whole = [
+        check
+        for check in reports.conservation_checks(connection, span)
+        if check.until_ms >= calendar.day_of(check.day_ms).end_ms
+    ]
+    return 0 < len(whole) == len(calendar.days(span))
 
 
 def list_events(

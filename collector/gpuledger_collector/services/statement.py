@@ -24,6 +24,7 @@ from gpuledger_collector.accounting.model_use import ModelUse
 from gpuledger_collector.accounting.month_proof import PeriodProof
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.statement import (
     OwnerJob,
     SpendChange,
@@ -48,7 +49,7 @@ from gpuledger_collector.services.fair_share import read_share_use
 from gpuledger_collector.services.model_use import read_model_use
 from gpuledger_collector.services.spend_forecasts import forecast_owners
 from gpuledger_collector.storage import overview
-from gpuledger_collector.storage.billing import budgets, month_proofs, reports, statements
+from gpuledger_collector.storage.billing import budgets, month_proofs, prices, reports, statements
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
@@ -166,6 +167,8 @@ class _Month:
     budgets: Mapping[str, Sequence[Budget]]
     findings: Mapping[str, Sequence[NamedFinding]]
     windows: tuple[Period, Period] | None
+    prices: Mapping[int, Price]
+    """Those that the days before and this month may have been charged by."""
     model_use: Mapping[str, Sequence[ModelUse]]
     may_be_empty: bool = False
     """Whether there is a statement of an owner that was billed nothing in the month."""
@@ -262,7 +265,9 @@ class _Month:
             return {}
         before, after = (jobs[window].get(owner, ()) for window in self.windows)
         return {
-            section.currency: explain_change(section.currency, before, after, self.windows)
+            section.currency: explain_change(
+                section.currency, before, after, self.windows, self.prices
+            )
             for section in sections
         }
 
@@ -319,6 +324,7 @@ def _month_of(
     now_ms: int,
     chargeback: Chargeback,
     model_use: Mapping[str, Sequence[ModelUse]],
+    book: Mapping[int, Price],
 ) -> _Month:
     require_level(level)
     calendar = zones.calendar(connection)
@@ -349,6 +355,7 @@ def _month_of(
         windows=compared_windows(
             period, known_ms, frozenset(check.day_ms for check in past), calendar
         ),
+        prices=book,
         model_use=model_use,
     )
 
@@ -397,8 +404,10 @@ def read_statement(
     # A viewer of a branch or of another owner is shown no sums of tokens that are not its own.
     is_own = viewer is None or viewer == {level: owner}
     model_use = _model_use(connection, level, month) if is_own else {}
+    # A viewer reads no price book; of its prices a statement names those that its owner paid.
+    book = _read_prices(connection, month)
     with as_viewer(connection, viewer):
-        of_month = _month_of(connection, level, month, now_ms, chargeback, model_use)
+        of_month = _month_of(connection, level, month, now_ms, chargeback, model_use, book)
         may_be_empty = may_be_empty and (
             bool(of_month.budgets.get(owner)) or _is_known(connection, level, owner)
         )
@@ -425,6 +434,14 @@ def _model_use(connection: Connection, level: str, month: str) -> Mapping[str, S
     return read_model_use(connection, zones.calendar(connection).month(month), level)
 
 
+def _read_prices(connection: Connection, month: str) -> Mapping[int, Price]:
+    """The prices of a month and of the one before, with which it is compared."""
+    calendar = zones.calendar(connection)
+    period = calendar.month(month)
+    compared = Period(month_before(period, calendar).start_ms, period.end_ms)
+    return prices.in_force_during(connection, compared)
+
+
 def _is_known(connection: Connection, level: str, owner: str) -> bool:
     """Whether the ledger has ever heard of an owner; whoever is not known is always somebody."""
     return owner == UNATTRIBUTED or overview.is_owner(connection, {level: owner})
@@ -442,7 +459,8 @@ def read_statements(
     out.
     """
     model_use = _model_use(connection, level, month)
-    of_month = _month_of(connection, level, month, now_ms, chargeback, model_use)
+    book = _read_prices(connection, month)
+    of_month = _month_of(connection, level, month, now_ms, chargeback, model_use, book)
     for first in range(0, len(owners), OWNERS_AT_ONCE):
         yield from of_month.statements(owners[first : first + OWNERS_AT_ONCE])
 

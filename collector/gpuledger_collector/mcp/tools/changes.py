@@ -17,6 +17,7 @@ from gpuledger_collector.accounting.period_comparison import (
     PeriodComparison,
 )
 from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.rate_changes import RateChange
 from gpuledger_collector.export.site import ANOMALIES
 from gpuledger_collector.insight.findings import AT_LISTED_RATES, NamedFinding
 from gpuledger_collector.mcp import periods
@@ -69,7 +70,23 @@ BaseEnd = Annotated[
     str, Field(max_length=40, description="Day after the last one to compare with.")
 ]
 MAX_EVENTS = 50
+MAX_RATE_CHANGES = 20
 ChangeStatus = Literal["new", "removed", "changed", "unchanged"]
+
+
+class RateChangeRow(Model):
+    """A rate of the price book that changed, and what of `by_price` it did."""
+
+    gpu_model: Annotated[str, Field(description="As in the price book; empty: any.")]
+    pool: str
+    node: str
+    region: str
+    purchase: str
+    at: Annotated[str, Field(description="RFC 3339, UTC.")]
+    rate_before: Annotated[str, Field(description="Per GPU-hour.")]
+    rate_after: str
+    hours_after: Annotated[Quantity | None, Field(description="Later hours at the new rate.")]
+    effect: Money
 
 
 class ChangeTotal(Model):
@@ -84,6 +101,25 @@ class ChangeTotal(Model):
         Money, Field(description="More or fewer hours at the earlier average price.")
     ]
     by_mix: Annotated[Money, Field(description="Hours moved to dearer or cheaper accelerators.")]
+    rate_changes: Annotated[
+        Sequence[RateChangeRow],
+        Field(
+            description=(
+                "Rates that changed, also within a period, largest effect first; with"
+                " by_other_prices they add up to by_price."
+            )
+        ),
+    ] = ()
+    other_rate_changes: Annotated[int, Field(description="Changes beyond those listed.")] = 0
+    by_other_prices: Annotated[
+        Money | None,
+        Field(
+            description=(
+                "Where a rate changed: the rest of by_price, of the changes not listed, and of pools,"
+                " ways of buying and commitments."
+            )
+        ),
+    ] = None
     hours_before: Quantity
     hours_after: Quantity
     base: Annotated[Span, Field(description="The period that is compared with.")]
@@ -300,12 +336,42 @@ def _total(snapshot: Snapshot, compared: PeriodComparison, currency: str) -> dic
     return {
         "currency": currency,
         **_amounts(compared.total(currency)),
+        **_rate_changes(compared, currency),
         "hours_before": gpu_hours(before_ns),
         "hours_after": gpu_hours(after_ns),
         "base": periods.span_of(snapshot.calendar, compared.before),
         "days_before": len(snapshot.calendar.days(compared.before)),
         "days_after": len(snapshot.calendar.days(compared.after)),
     }
+
+
+def _rate_changes(compared: PeriodComparison, currency: str) -> dict[str, Any]:
+    """What changes of rates did; nothing where none changed."""
+    changes = compared.rate_changes.get(currency, ())
+    if not changes:
+        return {}
+    listed = changes[:MAX_RATE_CHANGES]
+    rest = compared.total(currency).by_price - sum(change.micro for change in listed)
+    return {
+        "rate_changes": [_rate_change(change) for change in listed],
+        "other_rate_changes": len(changes) - len(listed),
+        "by_other_prices": exact_money(rest, currency),
+    }
+
+
+def _rate_change(change: RateChange) -> RateChangeRow:
+    return RateChangeRow(
+        gpu_model=name(change.gpu_model),
+        pool=name(change.pool),
+        node=name(change.node),
+        region=name(change.region),
+        purchase=change.purchase,
+        at=instant(change.at_ms) or "",
+        rate_before=f"{change.before:f}",
+        rate_after=f"{change.after:f}",
+        hours_after=gpu_hours(change.gpu_ns),
+        effect=exact_money(change.micro, change.currency),
+    )
 
 
 def _gap(snapshot: Snapshot, compared: PeriodComparison) -> str:

@@ -18,7 +18,7 @@ from gpuledger_collector.storage.billing import commitments, locations, node_pur
 from gpuledger_collector.storage.ledger import usage, zones
 from gpuledger_collector.storage.ledger.usage import request_days_with_evidence
 from gpuledger_collector.storage.locks import Connection, Lock
-from gpuledger_collector.storage.rows import select_as
+from gpuledger_collector.storage.rows import select_as, select_value
 from gpuledger_common.instants import to_datetime
 
 _SELECT = """SELECT id, pool, gpu_model, purchase, rate_per_gpu_hour AS rate, currency, effective_from_ms,
@@ -55,6 +55,31 @@ def by_id(connection: Connection, ids: Iterable[int]) -> dict[int | None, Price]
         price.id: price
         for price in select_as(connection, Price, f"{_SELECT} WHERE id = ANY(%s)", (list(ids),))
     }
+
+
+def in_force_during(connection: Connection, period: Period) -> dict[int, Price]:
+    """Prices that held at some time in a period, superseded ones too, by id."""
+    return {
+        price.id: price
+        for price in select_as(
+            connection,
+            Price,
+            f"{_SELECT} WHERE effective_from_ms < %s AND (effective_to_ms IS NULL OR effective_to_ms > %s)",
+            (period.end_ms, period.start_ms),
+        )
+        if price.id is not None
+    }
+
+
+def has_change(connection: Connection, period: Period) -> bool:
+    """Whether any price, superseded ones too, begins within a period."""
+    return bool(
+        select_value(
+            connection,
+            "SELECT EXISTS (SELECT FROM price WHERE effective_from_ms > %s AND effective_from_ms < %s)",
+            (period.start_ms, period.end_ms),
+        )
+    )
 
 
 def currency_changes(connection: Connection, prices: Sequence[Price]) -> list[Problem]:

@@ -21,6 +21,7 @@ from gpuledger_collector.accounting.node_costs import NodeCost
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.pricing import Price
+from gpuledger_collector.accounting.rate_changes import PRICE
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.storage.billing import adjustments, commitments, inference, prices
 from gpuledger_collector.storage.billing import node_costs as stored_node_costs
@@ -52,6 +53,8 @@ LEVEL_COLUMNS = {
 }
 OWNER_LEVELS = ", ".join(f'{column} AS "{level}"' for level, column in LEVEL_COLUMNS.items())
 """The levels of an owner `o` for a SELECT, each called as in OwnerPath."""
+PAID_PRICE = "CASE WHEN commitment_id IS NULL THEN price_id END AS price_id"
+"""SQL: the price of the book that a charge paid; of time that a commitment covers none."""
 _DAY_DIMENSIONS = {**LEVEL_COLUMNS, "pool": "l.pool", "model": "l.gpu_model"}
 _DAY_COLUMNS = "owner_id, state, pool, gpu_model, currency, " + ", ".join(
     (
@@ -130,6 +133,7 @@ CHARGE_DIMENSIONS = {
         "AND l.state = 'commitment_unused')"
     ),
     CORRECTED_DAY: "l.amended_ms::text",
+    PRICE: "l.price_id::text",
 }
 
 
@@ -208,6 +212,7 @@ def lines_query(by: Sequence[str], *, apart: bool = False, own_levels: Sequence[
     else:
         added = _ADDED
         columns = f"{_DAY_COLUMNS}, node, workload_id, commitment_id"
+        columns += f", {PAID_PRICE}" if PRICE in by else ""
         lines = (
             f"SELECT {columns}, day_ms AS billed_ms, NULL::bigint AS amended_ms, '' AS correction_of"
             f" FROM charge WHERE day_ms >= %(start)s AND day_ms < %(end)s{only} "

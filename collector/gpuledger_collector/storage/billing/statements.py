@@ -18,7 +18,7 @@ from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.reserved_names import escape_name
 from gpuledger_collector.accounting.statement import Contested, OwnerDay, OwnerJob
 from gpuledger_collector.storage.billing import disputes, periods
-from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS, sums_of
+from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS, PAID_PRICE, sums_of
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select, select_values
@@ -110,7 +110,8 @@ def workloads(
     as_used: bool = False,
 ) -> dict[str, list[OwnerJob]]:
     """What each job of each owner was billed, by name, user, project and model, in a part of one
-    month; `as_used`: what its days cost with their corrections, whichever month bills those.
+    month; `as_used`: what its days cost with their corrections, whichever month bills those, and by
+    the price of the book that was paid.
 
     Lines are added up by workload before names are looked up; names are as sealed where the month
     is closed.
@@ -122,22 +123,24 @@ def workloads(
         f" ANY(%(owners)s)){nobody})"
     )
     source = _USED if as_used else _BILLED
-    lines = source.format(columns=f"{_DAILY}, workload_id", table="charge")
+    lines = source.format(columns=f"{_DAILY}, workload_id, {PAID_PRICE}", table="charge")
+    price = "l.price_id" if as_used else "NULL::bigint"
     rows = select(
         connection,
         f"""
         WITH held AS MATERIALIZED (
             SELECT l.workload_id, l.owner_id, nullif(l.state, 'held') AS adjusting, l.gpu_model, l.currency,
                 coalesce((SELECT p.name FROM billing_period p
-                    WHERE p.start_ms <= l.amended_ms AND p.end_ms > l.amended_ms), '') AS correction_of, {_SUMS}
-            FROM ({lines}) l WHERE l.state IN ({_PAID}) AND {belongs} GROUP BY 1, 2, 3, 4, 5, 6
+                    WHERE p.start_ms <= l.amended_ms AND p.end_ms > l.amended_ms), '') AS correction_of,
+                {price} AS price_id, {_SUMS}
+            FROM ({lines}) l WHERE l.state IN ({_PAID}) AND {belongs} GROUP BY 1, 2, 3, 4, 5, 6, 7
         )
         SELECT {_owner(level)} AS owner, l.adjusting, {_JOB}, coalesce(nullif(o.project, ''), o.team, '') AS project,
-            l.gpu_model, l.currency, l.correction_of, {_SUMS}
+            l.gpu_model, l.currency, l.correction_of, l.price_id, {_SUMS}
         FROM held l LEFT JOIN owner o ON o.id = l.owner_id LEFT JOIN workload w ON w.id = l.workload_id
         LEFT JOIN closed_workload k ON k.workload_id = l.workload_id AND k.period_start_ms = (
             SELECT start_ms FROM billing_period WHERE start_ms <= %(start)s AND end_ms > %(start)s)
-        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8 ORDER BY 3, 4, 5, 6, 7, 8, 2
+        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9 ORDER BY 3, 4, 5, 6, 7, 8, 2, 9
         """,
         {"start": period.start_ms, "end": period.end_ms, "owners": list(owners)},
     )
@@ -146,7 +149,7 @@ def workloads(
         # An adjustment is no job's: it stands under its kind.
         called = _job_name(row.name) if row.adjusting is None else f"({row.adjusting})"
         place = row.user_name, row.project, row.gpu_model, row.currency, row.correction_of
-        jobs[row.owner].append(OwnerJob(called, *place, **sums_of(row)))
+        jobs[row.owner].append(OwnerJob(called, *place, row.price_id, **sums_of(row)))
     return jobs
 
 
