@@ -573,10 +573,14 @@ def change_percent(before_micro: int, after_micro: int) -> str | None:
 
 
 def bill_change_facts(change: BillChange, calendar: Calendar) -> Mapping[str, dict[str, Any]]:
-    """By how much what owners pay differs from the period before, by currency."""
+    """By how much what owners pay differs from the period before, by currency; nothing of those in
+    which it does not.
+    """
     facts: dict[str, dict[str, Any]] = {}
     for currency in change.compared.hours:
         total = change.compared.total(currency)
+        if not (total.by_price or total.by_volume or total.by_mix):
+            continue
         rates, more_rates = say_dated_rates(change.rates, currency)
         facts[currency] = {
             "change": html.signed_amount(total.change, currency),
