@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dashboards.grafana import (
     COUNT,
+    EXACT,
     GREEN,
     HOURS,
     MONEY,
@@ -140,6 +141,91 @@ SHARES = f"""
 """What each team had of its shares of pools: `chargeback --by share` in the range, for pools of the
 inventory.
 """
+QUEUE_NAME = "h.scheduler || ' / ' || h.queue"
+NOT_TEAMS = "Of all queues, whatever team is chosen: a queue belongs to no owner."
+QUEUE_TIMES = f"""
+    WITH used AS (
+        SELECT h.scheduler, h.queue, sum(h.reserved_ns)::float AS reserved, sum(h.used_ns)::float AS used,
+            sum(h.borrowed_ns)::float AS borrowed, sum(h.lent_ns)::float AS lent, sum(h.unused_ns)::float AS unused,
+            sum(h.observed_ms) > 0 AS is_observed
+        FROM queue_hour h WHERE {in_range("h.hour_ms")} GROUP BY 1, 2
+    ), waited AS (
+        SELECT h.scheduler, h.queue, sum(h.waiting_ns)::float AS waiting, sum(h.beside_unused_ns)::float AS beside
+        FROM queue_wait_hour h WHERE {in_range("h.hour_ms")} GROUP BY 1, 2
+    ), stopped AS (
+        SELECT h.queue, count(*) AS evictions,
+            sum((h.evicted_ms - h.admitted_ms) * h.gpu_micro)::float AS lost
+        FROM queue_eviction h WHERE {in_range("h.evicted_ms")} GROUP BY 1
+    )
+    SELECT u.scheduler, u.queue, u.reserved / {GPU_HOUR_NS} AS reserved,
+        CASE WHEN u.is_observed THEN u.used / {GPU_HOUR_NS} END AS used,
+        CASE WHEN u.is_observed THEN u.borrowed / {GPU_HOUR_NS} END AS borrowed,
+        CASE WHEN u.is_observed THEN u.lent / {GPU_HOUR_NS} END AS lent,
+        CASE WHEN u.is_observed THEN u.unused / {GPU_HOUR_NS} END AS unused, w.waiting / {GPU_HOUR_NS} AS waited,
+        w.beside / {GPU_HOUR_NS} AS "beside unused quota", coalesce(s.evictions, 0) AS stopped,
+        s.lost / {GPU_HOUR_NS} AS lost
+    FROM used u LEFT JOIN waited w USING (scheduler, queue)
+        LEFT JOIN stopped s ON s.queue = u.queue AND u.scheduler = 'kueue'
+    ORDER BY w.beside DESC NULLS LAST, 1, 2 LIMIT 200
+"""
+"""`gpuledger queues list` of the hours of the range."""
+QUEUE_PANELS = (
+    table(
+        "Queues: quota, and who waited beside unused quota",
+        f"GPU-hours of Kubernetes schedulers' queues, those that waited beside unused quota first."
+        f" {NOT_TEAMS} May be empty where no queues are read.",
+        QUEUE_TIMES,
+        HOURS,
+        width=24,
+        height=7,
+        decimals=1,
+        overrides=(
+            *(column(name, unit="string") for name in ("scheduler", "queue")),
+            column("beside unused quota", width=165),
+            column("stopped", unit=COUNT, decimals=0, width=75),
+        ),
+    ),
+    series(
+        "GPUs that waited beside unused quota, by queue",
+        f"By the hour: GPUs of workloads that unused quota of other queues would have served; of the"
+        f" nine queues with most. {NOT_TEAMS} May be empty where nothing waited or nothing is read.",
+        f"""
+       WITH line AS (
+           SELECT h.hour_ms, {QUEUE_NAME} AS name, sum(h.beside_unused_ns)::float AS ns,
+               max(h.observed_ms) AS observed_ms
+           FROM queue_wait_hour h WHERE {in_range("h.hour_ms")} GROUP BY 1, 2
+       ), top AS (SELECT name FROM line GROUP BY 1 HAVING sum(ns) > 0 ORDER BY sum(ns) DESC, 1 LIMIT 9)
+       SELECT to_timestamp(hour_ms / 1000) AS "time", name AS metric, ns / nullif(observed_ms, 0) / 1e6 AS gpus
+       FROM line WHERE name IN (SELECT name FROM top) ORDER BY 1, 2
+       """,
+        COUNT,
+        width=24,
+        bars=True,
+        stacked=True,
+        interval="1h",
+        decimals=1,
+    ),
+    table(
+        "Who was stopped, and for whom",
+        f"Workloads that Kueue stopped before they had finished, newest first. {NOT_TEAMS} May be"
+        " empty.",
+        f"""
+      SELECT to_timestamp(h.evicted_ms / 1000) AS "when", h.workload, h.queue,
+          nullif(h.preempted_by, '') AS "made room for", nullif(h.preempting_queue, '') AS "of queue",
+          h.gpu_micro / 1e6 AS "GPUs",
+          ((h.evicted_ms - h.admitted_ms) * h.gpu_micro)::float / {GPU_HOUR_NS} AS "GPU-hours lost"
+      FROM queue_eviction h WHERE {in_range("h.evicted_ms")} ORDER BY h.evicted_ms DESC, h.uid LIMIT 50
+      """,
+        "string",
+        width=24,
+        height=8,
+        overrides=(
+            column("when", unit="time:YYYY-MM-DD HH:mm", width=140),
+            column("GPUs", unit=EXACT, decimals=1, width=60),
+            column("GPU-hours lost", unit=HOURS, decimals=1, width=115),
+        ),
+    ),
+)
 TOP_TEAM = leading(TEAM, f"{LEDGER} l {OWNER}", PRICED, "l.cost_micro")
 CHOICE = f"{BILLED} AND {CURRENCY} AND {TEAMS} AND {PEOPLE} AND {POOLS} AND {MODELS}"
 MONTH = month_end(f"{OWNER_TEAM} AS team,", TEAMS_AHEAD)
@@ -446,8 +532,9 @@ BOARD = Board(
                 ),
             ),
         ),
+        ("Queues of Kubernetes", QUEUE_PANELS),
     ),
     annotations=events(),
-    collapsed=("Shares of pools",),
+    collapsed=("Shares of pools", "Queues of Kubernetes"),
 )
 """The page that a team's lead opens."""

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from fakes.boards import SINCE, UNTIL
 from fakes.collector import running
 from fakes.postgres import administrator, fresh_database, postgres
+from fakes.queue_hours import fill_queues
 from gpuledger_agent.settings import Settings
 from gpuledger_agent.simulate import simulate
 from gpuledger_agent.sources.shared_model import asked_lines
@@ -80,6 +81,7 @@ def seeded(postgres, tmp_path_factory) -> Iterator[str]:
         add_a_correction_a_budget_and_findings(dsn)
         add_what_looks_ahead(dsn, tmp_path_factory.mktemp("queue") / "queue.csv")
         add_who_asked(dsn, tmp_path_factory.mktemp("inference"))
+        fill_queues(dsn, int(UNTIL.timestamp() * 1000) - 3 * 3_600_000)
         yield dsn
     drop_reader(postgres)
 

@@ -17,6 +17,7 @@ from fakes.grafana import Range, expanded, interpolated
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.services.fair_share import read_share_use
 from gpuledger_collector.services.run_report import compare_sizes
+from gpuledger_collector.services.scheduler_queues import list_times
 
 pytestmark = pytest.mark.slow
 
@@ -166,6 +167,34 @@ def test_shares_of_pools_are_those_of_the_command(ledger):
             assert float(row["cost of borrowed"]) == pytest.approx(
                 use.borrowed_micro["USD"] / 1e6, abs=0.01
             )
+
+
+def test_queues_are_those_of_the_command(ledger):
+    """Quota, borrowed, lent, waited for and lost: the panel's numbers and order are those of `queues
+    list`, and its chart those of who waited beside unused quota.
+    """
+    period = Period(int(SPAN.since.timestamp() * 1000), int(SPAN.until.timestamp() * 1000))
+    expected = list_times(ledger, period)
+    panel = rows(ledger, "team", "Queues: quota, and who waited beside unused quota")
+    assert [row["queue"] for row in panel] == [item.queue for item in expected] != []
+    for row, item in zip(panel, expected, strict=True):
+        for name, ns in (
+            ("reserved", item.reserved_ns),
+            ("used", item.used_ns),
+            ("borrowed", item.borrowed_ns),
+            ("lent", item.lent_ns),
+            ("unused", item.unused_ns),
+            ("waited", item.waiting_ns),
+            ("beside unused quota", item.beside_unused_ns),
+            ("lost", item.lost_ns),
+        ):
+            hours = None if ns is None else pytest.approx(ns / 3.6e12)
+            assert row[name] == hours, (row, name)
+        assert row["stopped"] == item.evictions
+    chart = rows(ledger, "team", "GPUs that waited beside unused quota, by queue")
+    assert [(row["metric"], row["gpus"]) for row in chart] == [("kueue / speech-cq", 8)]
+    (evicted,) = rows(ledger, "team", "Who was stopped, and for whom")
+    assert (evicted["made room for"], evicted["GPU-hours lost"]) == ("speech/urgent", 4)
 
 
 def test_unknown_activity_is_not_busy(ledger):

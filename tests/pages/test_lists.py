@@ -299,6 +299,7 @@ FIELDS = {
     "/statements/{level}/{month}": {"q", "period", "by", "state"},
     "/demand": {"q", "model", "gpus"},
     "/models": {"q"},
+    "/queues": {"q", "from", "to"},
     "/trust": {"state", "from", "to"},
     "/fleet": {"at", "color", "by"},
     "/fleet/gpu/{gpu:name}": {"from", "to"},

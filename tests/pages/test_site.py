@@ -33,6 +33,7 @@ PAGES = (
     "/idle",
     "/anomalies",
     "/demand",
+    "/queues",
     "/trust",
 )
 NARROWED = f"team={OWN}&period={MONTH}"
@@ -79,6 +80,7 @@ def test_every_link_answers_and_every_csv_can_be_read(crawled):
         "/idle",
         "/anomalies",
         "/demand",
+        "/queues",
         "/pools",
         "/trust",
         "/spend",
@@ -140,10 +142,13 @@ def test_a_viewer_sees_its_own_part_of_every_page(fleet):
     assert OWN in shown
     assert FOREIGN not in shown
     for page in crawled.pages.values():
-        assert not {"/fleet", "/demand", "/trust"} & {urlsplit(link).path for link in page.links}
+        assert not {"/fleet", "/demand", "/queues", "/trust"} & {
+            urlsplit(link).path for link in page.links
+        }
     for path in (
         "/fleet",
         "/demand",
+        "/queues",
         "/trust",
         "/pools/x",
         f"/?team={FOREIGN}",
@@ -193,6 +198,9 @@ def test_a_job_of_two_owners_is_no_viewers(fleet):
         (f"/idle?period={MONTH}", ("idle", "--period", MONTH)),
         (f"/anomalies?period={MONTH}", ("anomalies", "--period", MONTH)),
         (f"/models?period={MONTH}", ("inference", "list", "--period", MONTH)),
+        (f"/queues?period={MONTH}", ("queues", "list", "--period", MONTH)),
+        (f"/queues?period={MONTH}&by=quotas", ("queues", "quotas", "--period", MONTH)),
+        (f"/queues?period={MONTH}&by=evictions", ("queues", "evictions", "--period", MONTH)),
         (f"/jobs?period={MONTH}", ("runs", "--period", MONTH, "--top", "0")),
         (f"/statements/team/{MONTH}", ("chargeback", "--period", MONTH, "--by", "team")),
     ],
@@ -383,6 +391,7 @@ def test_an_empty_ledger_has_helpful_pages(dsn):
             "/spend",
             "/trust",
             "/demand",
+            "/queues",
             f"/statements/team/{MONTH}",
         ):
             status, _, text = collector.request("GET", f"{path}?format=csv")

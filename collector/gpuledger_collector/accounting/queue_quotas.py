@@ -354,6 +354,85 @@ class QueueTime:
     evictions: int
     lost_ns: int | None
     """Of evicted workloads, from start to end; None where no start was seen."""
+    spare_queue: str = ""
+    """The queue that left most quota unused of what waited here; empty: nothing waited beside any."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSums:
+    """The GPU-time of several queues together; None: known of none."""
+
+    reserved_ns: int | None
+    used_ns: int | None
+    borrowed_ns: int | None
+    unused_ns: int | None
+    waiting_ns: int | None
+    beside_unused_ns: int | None
+    evictions: int
+    lost_ns: int | None
+
+
+def add_up_queues(times: Sequence[QueueTime]) -> QueueSums:
+    """Add up what is known of queues."""
+
+    def total(values: Iterable[int | None]) -> int | None:
+        known = [value for value in values if value is not None]
+        return sum(known) if known else None
+
+    return QueueSums(
+        total(item.reserved_ns for item in times),
+        total(item.used_ns for item in times),
+        total(item.borrowed_ns for item in times),
+        total(item.unused_ns for item in times),
+        total(item.waiting_ns for item in times),
+        total(item.beside_unused_ns for item in times),
+        sum(item.evictions for item in times),
+        total(item.lost_ns for item in times),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceTime:
+    """GPU-time of one resource in a queue."""
+
+    scheduler: str
+    queue: str
+    resource: str
+    ns: int
+
+
+def rank_by_waiting(
+    times: Iterable[QueueTime], waited: Iterable[ResourceTime], unused: Iterable[ResourceTime]
+) -> list[QueueTime]:
+    """Put queues first that waited most beside unused quota, each with the queue that left most of
+    that.
+
+    `waited`: beside unused quota. Quota is unused for who waits for the same resource of the same
+    scheduler and cluster.
+    """
+    spare: dict[tuple[str, str, str], list[ResourceTime]] = defaultdict(list)
+    for entry in sorted(unused, key=lambda entry: (-entry.ns, entry.queue)):
+        spare[entry.scheduler, cluster_of(entry.queue), entry.resource].append(entry)
+    found: dict[tuple[str, str], tuple[int, str]] = {}
+    for wait in waited:
+        others = spare[wait.scheduler, cluster_of(wait.queue), wait.resource]
+        largest = next((entry for entry in others if entry.queue != wait.queue), None)
+        if wait.ns and largest is not None and largest.ns:
+            place, served = (wait.scheduler, wait.queue), min(wait.ns, largest.ns)
+            if place not in found or served > found[place][0]:
+                found[place] = served, largest.queue
+    named = [
+        replace(item, spare_queue=found.get((item.scheduler, item.queue), (0, ""))[1])
+        for item in times
+    ]
+    return sorted(
+        named, key=lambda item: (-(item.beside_unused_ns or 0), item.scheduler, item.queue)
+    )
+
+
+def cluster_of(queue: str) -> str:
+    """The cluster in a name of `name_in_cluster`; empty: there is one."""
+    return queue.rpartition("/")[0]
 
 
 def name_in_cluster(cluster: str, queue: str) -> str:

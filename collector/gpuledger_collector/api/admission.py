@@ -15,6 +15,7 @@ from gpuledger_collector.api import (
     limits,
     live,
     queue,
+    queue_page,
     reader_limits,
     remote_write,
     runs,
@@ -208,6 +209,7 @@ PAGES = tuple(
         "/jobs": f"the period asked for, by default a month, {LINES}",
         "/jobs/{job:name}": "a job",
         "/models": "the period asked for, by default a month, a line a tenant, model and day",
+        "/queues": f"the period asked for, by default a month; {queue_page.SHOWN} rows of a list",
         "/demand": (
             f"weeks of all pools, once an hour; {MOST_POOLS} are forecast; the free GPUs of"
             f" {FREE_DAYS} days, and of the mornings of {MORNING_DAYS[WEEKEND]}"

@@ -11,15 +11,20 @@ from gpuledger_collector.cli.output import emit_report
 from gpuledger_collector.cli.session import Session, clock_ms, ledger_command
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.report import Item, Report
-from gpuledger_collector.export.scheduler_queues import EVICTIONS, QUEUE_TIMES, QUOTAS, TENANTS
+from gpuledger_collector.export.scheduler_queues import (
+    EVICTIONS,
+    NOTHING_KNOWN,
+    QUEUE_TIMES,
+    QUOTAS,
+    TENANTS,
+    say_remedy,
+)
 from gpuledger_collector.services import scheduler_queues
 from gpuledger_collector.services.database import Connection
 from gpuledger_common.plurals import plural
 
-NOTHING = (
-    "none is known of this time; queues are read where kubernetes_queues is set"
-    " (docs/guides/kubernetes.md#quotas)"
-)
+MOST_NOTES = 3
+"""Queues of which is said what would have served what waited."""
 
 app = new_app(
     name="queues",
@@ -38,12 +43,13 @@ def list_queues(
     days: options.LastDays = None,
     form: options.Form = options.Format.table,
 ) -> None:
-    """List the GPU-hours of each queue: reserved, used, borrowed, lent, waited for and lost.
+    """List the GPU-hours of each queue: reserved, used, borrowed, lent, waited for and lost; those
+    that waited beside unused quota first.
 
     They are those of quotas, which count requests: bills count what was held.
     """
     asked = time_range(period, start, end, days)
-    _list(session, asked, form, QUEUE_TIMES, scheduler_queues.list_times)
+    _list(session, asked, form, QUEUE_TIMES, scheduler_queues.list_times, say_remedy)
 
 
 @app.command(epilog="Example: gpuledger queues quotas --days 90")
@@ -121,7 +127,9 @@ def _list(
     form: options.Format,
     report: Report[Item],
     read: Callable[[Connection, Period], list[Item]],
+    note: Callable[[Item], str] = lambda _: "",
 ) -> None:
     with session.database.transaction(read_only=True) as connection:
         found = read(connection, asked.resolve(session.calendar, session.now_ms))
-    emit_report(form, report, found, [] if found else [NOTHING])
+    notes = [text for text in map(note, found[:MOST_NOTES]) if text]
+    emit_report(form, report, found, notes if found else [NOTHING_KNOWN])

@@ -19,6 +19,7 @@ from gpuledger_collector.accounting import readable
 from gpuledger_collector.accounting.carbon import MJ_PER_KWH
 from gpuledger_collector.accounting.money import Money, group_digits
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, format_date, format_instant
+from gpuledger_collector.accounting.quantity import GPU_MICRO
 from gpuledger_collector.accounting.reserved_names import UNNAMED
 from gpuledger_collector.accounting.state_words import word_of_unpaid
 from gpuledger_collector.export.assets import CHARTS, FOLLOW, HTMX, ICON, address_of_asset
@@ -89,6 +90,7 @@ def environment() -> Environment:
         "signed": signed_amount,
         "date": format_date,
         "gpus": gpus,
+        "micro_gpus": micro_gpus,
         "coded": mark_code,
         "plural": plural,
         "amounts": amounts,
@@ -271,6 +273,11 @@ def percent(share: float | Decimal) -> str:
 def tenths(number: float | Decimal) -> str:
     """A number of a column: `1,234.5`, `<0.1`."""
     return readable.round_text(Decimal(number), 1)
+
+
+def micro_gpus(gpu_micro: int) -> str:
+    """Millionths of a GPU as GPUs."""
+    return readable.count_text(Decimal(gpu_micro) / GPU_MICRO)
 
 
 def gpus(number: float) -> str:

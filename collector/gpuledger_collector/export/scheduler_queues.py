@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import Decimal
 
+from gpuledger_collector.accounting import readable
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.accounting.quantity import GPU_MICRO, hours_decimal
 from gpuledger_collector.accounting.queue_quotas import (
@@ -14,6 +15,27 @@ from gpuledger_collector.accounting.queue_quotas import (
     QueueTime,
 )
 from gpuledger_collector.export.report import Column, Item, Kind, Report
+
+NOTHING_KNOWN = (
+    "none is known of this time; queues are read where kubernetes_queues is set"
+    " (docs/guides/kubernetes.md#quotas)"
+)
+
+
+def say_remedy(item: QueueTime) -> str:
+    """What would have served what waited beside unused quota; empty where nothing did."""
+    if not item.spare_queue or not item.beside_unused_ns:
+        return ""
+    waited = readable.hours_text(item.beside_unused_ns)
+    way = (
+        "let it borrow (one cohort, borrowingLimit, lendingLimit)"
+        if item.scheduler == "kueue"
+        else "raise its limit"
+    )
+    return (
+        f"{waited} GPU-hours of {item.queue} waited while {item.spare_queue} left quota unused:"
+        f" {way}, or move quota to it"
+    )
 
 
 def _hours(
@@ -66,6 +88,12 @@ QUEUE_TIMES = Report[QueueTime](
             lambda item: item.beside_unused_ns,
             "Of that, what unused quota of other queues would have served.",
             optional=True,
+        ),
+        Column(
+            "unused_quota_of",
+            lambda item: item.spare_queue or None,
+            about="The queue that left most quota unused of what waited here.",
+            is_optional=True,
         ),
         Column(
             "evictions",

@@ -19,7 +19,7 @@ from gpuledger_collector.accounting.period import UTC_DAYS, Calendar
 DOTS = {".", ".."}
 """Names that no path can hold, for a browser takes them for steps through a folder."""
 JOBS, IDLE, ANOMALIES, DEMAND, TRUST = "/jobs", "/idle", "/anomalies", "/demand", "/trust"
-MODELS = "/models"
+MODELS, QUEUES = "/models", "/queues"
 FLEET, SPEND, DOCS = "/fleet", "/spend", "/docs"
 LIVE = "/live"
 """Where pages that stay open hear what changes."""
@@ -34,6 +34,7 @@ BOARDS = {
     IDLE: "gpuledger-idle",
     DEMAND: "gpuledger-demand",
     MODELS: "gpuledger-models",
+    QUEUES: "gpuledger-team",
     TRUST: "gpuledger-pipeline",
 }
 """The board beside each page; of the others, that of the overview."""
@@ -217,6 +218,7 @@ class Site:
             ("Idle GPUs", IDLE, True),
             ("Anomalies", ANOMALIES, True),
             ("Demand", DEMAND, self.sees_fleet),
+            ("Queues", QUEUES, self.sees_fleet),
             ("Trust", TRUST, self.sees_fleet),
             ("API", DOCS, True),
         ]
@@ -234,7 +236,7 @@ class Site:
         """The address of another page, with the filters that it understands."""
         if path.startswith("/statements") or path in {FLEET, DEMAND, DOCS}:
             return path
-        if path == TRUST:
+        if path in {TRUST, QUEUES}:
             return address(path, self.filters.range_parameters())
         return address(path, self.filters.parameters())
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpuledger_collector.accounting import queue_quotas
 from gpuledger_collector.accounting.period import DAY_MS, Period
@@ -16,11 +16,14 @@ from gpuledger_collector.accounting.queue_quotas import (
     Eviction,
     QueuedWorkload,
     QueueReading,
+    QueueSums,
     QueueTime,
+    add_up_queues,
     in_cluster,
     integrate,
     name_in_cluster,
     only_leaves,
+    rank_by_waiting,
 )
 from gpuledger_collector.ingest.scheduler_queues.reader import read_schedulers
 from gpuledger_collector.ingest.scheduler_queues.resources import SchedulerReading
@@ -117,14 +120,43 @@ def _store_workloads(
     scheduler_queues.keep_admitted(connection, cluster, known, own)
 
 
+@dataclass(frozen=True, slots=True)
+class QueueTimes:
+    """Queues of a period with these words in their names; `listed`: all of them."""
+
+    items: Sequence[QueueTime]
+    sums: QueueSums
+    listed: int
+
+
+def read_queue_times(connection: Connection, period: Period, words: str = "") -> QueueTimes:
+    """Read the GPU-time of queues in a period with its sums, those that waited beside unused quota
+    first.
+
+    `words`: parts of the names of queue, parent and scheduler, all of which it has.
+    """
+    listed = list_times(connection, period)
+    items = [item for item in listed if _has_words(words, item.queue, item.parent, item.scheduler)]
+    return QueueTimes(items, add_up_queues(items), len(listed))
+
+
 def list_times(connection: Connection, period: Period) -> list[QueueTime]:
-    """The GPU-time of each queue in a period, by its hours."""
-    return scheduler_queues.sum_times(connection, period)
+    """The GPU-time of each queue in a period, by its hours; those that waited beside unused quota
+    first.
+    """
+    times = scheduler_queues.sum_times(connection, period)
+    waited = scheduler_queues.waited_beside_unused(connection, period)
+    unused = scheduler_queues.unused_quota(connection, period) if waited else []
+    return rank_by_waiting(times, waited, unused)
 
 
-def list_quotas(connection: Connection, period: Period) -> list[DatedQuota]:
+def list_quotas(connection: Connection, period: Period, words: str = "") -> list[DatedQuota]:
     """Quotas that held in a period, with their dates."""
-    return scheduler_queues.list_quotas(connection, period)
+    return [
+        quota
+        for quota in scheduler_queues.list_quotas(connection, period)
+        if _has_words(words, quota.queue, quota.parent, quota.scheduler, quota.pool, quota.flavor)
+    ]
 
 
 def list_tenants(connection: Connection, period: Period) -> list[DatedTenant]:
@@ -132,9 +164,20 @@ def list_tenants(connection: Connection, period: Period) -> list[DatedTenant]:
     return scheduler_queues.list_tenants(connection, period)
 
 
-def list_evictions(connection: Connection, period: Period) -> list[Eviction]:
+def list_evictions(connection: Connection, period: Period, words: str = "") -> list[Eviction]:
     """Workloads that were stopped in a period, newest first."""
-    return scheduler_queues.list_evictions(connection, period)
+    return [
+        entry
+        for entry in scheduler_queues.list_evictions(connection, period)
+        if _has_words(
+            words, entry.queue, entry.workload, entry.preempting_queue, entry.preempted_by
+        )
+    ]
+
+
+def _has_words(words: str, *names: str) -> bool:
+    text = " ".join(names).casefold()
+    return all(word in text for word in words.casefold().split())
 
 
 def examine_queues(connection: Connection, now_ms: int, days: int) -> QueueHealth:

@@ -144,6 +144,7 @@ TOOL_ARGUMENTS = {
     "forecast_demand": {},
     "get_rightsizing": {},
     "get_inference_cost": {"period": OPEN},
+    "list_queues": {"period": OPEN},
     "list_budgets": {},
     "describe_ledger": {},
     "get_cost": {"period": OPEN, "group_by": "team"},

@@ -51,7 +51,7 @@ ROUTES = {
 """Ways in that say amounts, and where these are compared."""
 NO_AMOUNTS = """
 GET /assets/{name}, GET /demand, GET /docs, GET /favicon.ico, GET /fleet, GET /healthz,
-GET /live,
+GET /live, GET /queues,
 GET /metrics, GET /openapi.json, GET /readyz,
 GET /v1/accelerators, GET /v1/audit,
 GET /v1/budgets/ack, POST /v1/budgets/ack, GET /v1/notifications/ack, POST /v1/notifications/ack, GET /v1/forecast,

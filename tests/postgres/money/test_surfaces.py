@@ -358,6 +358,7 @@ TOOLS_WITHOUT = {
     "list_values",
     "verify_statement",
     "get_device_usage",
+    "list_queues",
     "forecast_demand",
 }
 """Their answers have no field of money, as their schemas say."""

@@ -25,6 +25,7 @@ from gpuledger_collector.api import (
     model_page,
     pages,
     pool_page,
+    queue_page,
     spend_page,
 )
 from gpuledger_collector.api.context import ReadContext
@@ -68,7 +69,7 @@ def test_markup_in_names_is_text_on_every_page(marked):
     routers = [module.router(context, outlook) for module in (pages, fleet_pages)]
     routers += [
         module.router(context)
-        for module in (list_pages, model_page, pool_page, spend_page, fleet_map_page)
+        for module in (list_pages, model_page, pool_page, queue_page, spend_page, fleet_map_page)
     ]
     paths = [
         route.path for router in (*routers, handbook.router(dict, None)) for route in router.routes
@@ -81,6 +82,7 @@ def test_markup_in_names_is_text_on_every_page(marked):
         "/jobs",
         "/models",
         "/demand",
+        "/queues",
         "/spend",
         "/fleet",
         "/trust",

@@ -97,6 +97,7 @@ def addresses(fleet):
         f"/jobs/{FOREIGN}-1",
         f"/jobs/{OWN}-1",
         "/demand",
+        "/queues",
         "/trust",
         f"/spend?period={MONTH}",
         f"/spend?period={MONTH}&by=state",

@@ -12,14 +12,18 @@ from gpuledger_collector.accounting.queue_quotas import (
     VALID_MS,
     QueuedWorkload,
     QueueReading,
+    QueueTime,
     QueueUse,
     QueueWait,
     Quota,
     QuotaPlace,
+    ResourceTime,
+    add_up_queues,
     evictions,
     in_cluster,
     integrate,
     lend,
+    rank_by_waiting,
 )
 
 GPU = 1_000_000
@@ -182,3 +186,47 @@ def test_queues_of_several_clusters_have_its_name_before_theirs() -> None:
     assert named.waits is not None
     assert named.waits[0].queue == "west/vision"
     assert in_cluster("", reading) == reading
+
+
+def time_of(queue: str, beside_ns: int | None = None, scheduler: str = "kueue") -> QueueTime:
+    """A queue of which nothing else is known."""
+    return QueueTime(scheduler, queue, "", 0, *[None] * 5, beside_ns, beside_ns, 0, None)
+
+
+def test_who_waited_most_beside_unused_quota_comes_first() -> None:
+    """With the queue that left most of that unused: of the same resource, scheduler and cluster."""
+    times = [
+        time_of("a"),
+        time_of("b", 5),
+        time_of("c", 9),
+        time_of("west/d", 7),
+        time_of("f", 3, "kai"),
+    ]
+    waited = [
+        ResourceTime("kueue", "b", RESOURCE, 5),
+        ResourceTime("kueue", "c", RESOURCE, 1),
+        ResourceTime("kueue", "c", "mig", 8),
+        ResourceTime("kueue", "west/d", RESOURCE, 7),
+        ResourceTime("kai", "f", RESOURCE, 3),
+    ]
+    unused = [
+        ResourceTime("kueue", "a", RESOURCE, 10),
+        ResourceTime("kueue", "b", RESOURCE, 40),
+        ResourceTime("kueue", "a2", "mig", 4),
+        ResourceTime("kueue", "east/e", RESOURCE, 90),
+    ]
+    ranked = rank_by_waiting(times, waited, unused)
+    assert [(item.queue, item.spare_queue) for item in ranked] == [
+        ("c", "a2"),
+        ("west/d", ""),
+        ("b", "a"),
+        ("f", ""),
+        ("a", ""),
+    ]
+
+
+def test_sums_of_queues_leave_out_what_is_not_known() -> None:
+    """And of what is known of none, nothing is known: it is not 0."""
+    sums = add_up_queues([time_of("a"), time_of("b", 5), time_of("c", 9)])
+    assert (sums.waiting_ns, sums.beside_unused_ns, sums.evictions) == (14, 14, 0)
+    assert {sums.used_ns, sums.reserved_ns, sums.lost_ns} == {None}

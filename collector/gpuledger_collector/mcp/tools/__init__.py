@@ -19,6 +19,7 @@ from gpuledger_collector.mcp.tools.fleet import (
 )
 from gpuledger_collector.mcp.tools.foresight import forecast_demand, forecast_spend, list_budgets
 from gpuledger_collector.mcp.tools.inference import get_inference_cost
+from gpuledger_collector.mcp.tools.queues import list_queues
 from gpuledger_collector.mcp.tools.statements import get_statement, verify_statement
 
 TOOLS: tuple[Callable[..., Any], ...] = (
@@ -35,6 +36,7 @@ TOOLS: tuple[Callable[..., Any], ...] = (
     get_rightsizing,
     get_device_usage,
     get_inference_cost,
+    list_queues,
     list_budgets,
     forecast_spend,
     forecast_demand,

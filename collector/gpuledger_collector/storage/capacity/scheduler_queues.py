@@ -23,6 +23,7 @@ from gpuledger_collector.accounting.queue_quotas import (
     QueueReading,
     QueueTime,
     Quota,
+    ResourceTime,
 )
 from gpuledger_collector.insight.queue_health import ListProblem
 from gpuledger_collector.storage.locks import Connection
@@ -343,6 +344,28 @@ def sum_times(connection: Connection, period: Period) -> list[QueueTime]:
             "start": period.start_ms - period.start_ms % HOUR_MS,
             "end": period.end_ms,
         },
+    )
+
+
+def waited_beside_unused(connection: Connection, period: Period) -> list[ResourceTime]:
+    """What waited in the hours of a period beside unused quota, by queue and resource."""
+    return select_as(
+        connection,
+        ResourceTime,
+        "SELECT scheduler, queue, resource, sum(beside_unused_ns)::bigint AS ns FROM queue_wait_hour"
+        " WHERE hour_ms >= %s AND hour_ms < %s GROUP BY 1, 2, 3 HAVING sum(beside_unused_ns) > 0",
+        (period.start_ms - period.start_ms % HOUR_MS, period.end_ms),
+    )
+
+
+def unused_quota(connection: Connection, period: Period) -> list[ResourceTime]:
+    """Quota that nobody used in the hours of a period, by queue and resource."""
+    return select_as(
+        connection,
+        ResourceTime,
+        "SELECT scheduler, queue, resource, sum(unused_ns)::bigint AS ns FROM queue_hour"
+        " WHERE hour_ms >= %s AND hour_ms < %s GROUP BY 1, 2, 3 HAVING sum(unused_ns) > 0",
+        (period.start_ms - period.start_ms % HOUR_MS, period.end_ms),
     )
 
 
