@@ -18,6 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -163,7 +164,7 @@ class ClusterView:
         fresh = self._asked_at is not None and self._clock() - self._asked_at < API_INTERVAL_S
         if self._api is not None and not (fresh and watched <= self._watched):
             claimed = any(device.claim is not None for pod in pods for device in pod.devices)
-            self._ask(self._api, claimed and "claims" in self._reads)
+            self._ask(self._api, present, claimed and "claims" in self._reads)
         if self._api is not None and "claims" in self._reads:
             self._look_at_claims(self._api, pods)
         # A pod that is recreated under its name (StatefulSet) has another UID, so unlisted pods are
@@ -178,11 +179,11 @@ class ClusterView:
         claims = {key: found for key, (_, _, found) in self._claims.items() if found is not None}
         return Cluster(pods, known, self._namespaces, self._devices, claims, self._machine, present)
 
-    def _ask(self, api: ApiServer, claims: bool) -> None:
+    def _ask(self, api: ApiServer, present: Iterable[PodKey], claims: bool) -> None:
         self._asked_at = self._clock()
-        questions = [("pods", self._ask_pods)]
+        questions: list[tuple[str, Callable[[ApiServer], None]]] = [("pods", self._ask_pods)]
         if "namespaces" in self._reads:
-            questions.append(("namespaces", self._ask_namespaces))
+            questions.append(("namespaces", partial(self._ask_namespaces, present)))
         if "node" in self._reads and (
             self._machine_at is None or self._clock() - self._machine_at >= NODE_INTERVAL_S
         ):
@@ -245,8 +246,10 @@ class ClusterView:
         known = {key: facts for key, facts in self._facts.items() if key in self._watched}
         self._facts = {**known, **api.pods(self._node)}
 
-    def _ask_namespaces(self, api: ApiServer) -> None:
-        self._namespaces = api.namespaces()
+    def _ask_namespaces(self, present: Iterable[PodKey], api: ApiServer) -> None:
+        # Of the hundreds that a cluster has, a node needs those of its own pods.
+        own = {namespace for namespace, _ in (*present, *self._facts)}
+        self._namespaces = api.namespaces(own)
 
     def _ask_node(self, api: ApiServer) -> None:
         try:

@@ -12,7 +12,7 @@ bound.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -252,13 +252,14 @@ class ApiServer(KubernetesClient):
             )
         }
 
-    def namespaces(self) -> dict[str, NamespaceFacts]:
-        """Facts by namespace. Raises ApiFailed."""
+    def namespaces(self, wanted: Container[str]) -> dict[str, NamespaceFacts]:
+        """Facts by namespace, of these. Raises ApiFailed."""
         return {
             item.metadata.name: NamespaceFacts(
                 item.metadata.labels or {}, _annotations(item.metadata)
             )
             for item in self._list("/api/v1/namespaces", {}, _Item)
+            if item.metadata.name in wanted
         }
 
     def pending(self, kind: type[Item]) -> list[Item]:

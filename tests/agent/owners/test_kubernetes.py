@@ -722,9 +722,31 @@ def test_a_list_of_pods_that_is_too_short_does_not_split_a_workload():
         def pods(self, node):
             return answers.pop(0)
 
-        def namespaces(self):
+        def namespaces(self, wanted):
             return {}
 
     view = ClusterView(lambda: [pod], Api(), "n1", clock=lambda: next(now), reads={"namespaces"})
     seen = [view.look().facts["ml", "train-0"].uid for _ in range(3)]
     assert seen == ["uid-1", "uid-1", "uid-2"]
+
+
+def test_only_namespaces_of_pods_of_the_node_are_kept():
+    """Those of pods that the kubelet has, with a device or without, and of pods that the API server
+    has; not the hundreds of others that a cluster has.
+    """
+    pods = [
+        AllocatedPod("ml", "train-0", (AllocatedDevice("c", "nvidia.com/gpu", "GPU-a"),)),
+        AllocatedPod("tools", "plugin", ()),
+    ]
+    asked = []
+
+    class Api:
+        def pods(self, node):
+            return {("late", "p"): PodFacts("uid-1")}
+
+        def namespaces(self, wanted):
+            asked.append(set(wanted))
+            return {}
+
+    ClusterView(lambda: pods, Api(), "n1", reads={"namespaces"}).look()
+    assert asked == [{"ml", "tools", "late"}]
