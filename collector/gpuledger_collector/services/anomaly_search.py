@@ -16,7 +16,11 @@ from collections.abc import Sequence
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.insight.anomalies import detect
 from gpuledger_collector.insight.anomalies.spending_findings import BY_MINUTES, KIND, judge_team
-from gpuledger_collector.insight.anomalies.team_spending import TeamSpending, spending_by_team
+from gpuledger_collector.insight.anomalies.team_spending import (
+    COMPARED_MS,
+    TeamSpending,
+    spending_by_team,
+)
 from gpuledger_collector.insight.findings import Finding, WorkloadUsage
 from gpuledger_collector.services.rating import Owners
 from gpuledger_collector.storage.billing import prices
@@ -77,5 +81,5 @@ def team_spending(connection: Connection, usage: Sequence[WorkloadUsage]) -> lis
         return at(use.workload_id, use.rating_interval_ms, None).team
 
     starts = [use.rating_interval_ms for use in usage]
-    period = Period(min(starts), max(starts) + HOUR_MS) if starts else None
+    period = Period(min(starts) - COMPARED_MS, max(starts) + HOUR_MS) if starts else None
     return spending_by_team(usage, prices.price_book(connection, period), facts, team_of)

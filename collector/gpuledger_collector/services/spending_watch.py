@@ -140,7 +140,7 @@ class SpendingWatch:
         rows = _cap_shared(minutes.held_now(connection, edges), edges)
         facts = workloads.facts(connection, sorted({row.workload_id for row in rows}))
         owners = Owners(rules.current(connection), facts)
-        book = prices.price_book(connection, Period(at_ms, at_ms + 1))
+        book = prices.price_book(connection, Period(at_ms - DAY_MS, at_ms + 1))
         rates: dict[tuple[str, str], _SpendingRate] = {}
         for row in rows:
             price = book.price_at(row.pool, row.gpu_model, row.node, at_ms)
@@ -281,7 +281,7 @@ def _costs(
     """Exact cost by workload name and GPU model: quantities at one rate are added up before they
     are rounded.
     """
-    book = prices.price_book(connection, Period(at_ms, at_ms + 1))
+    book = prices.price_book(connection, Period(at_ms - DAY_MS, at_ms + 1))
     quantities: dict[tuple[str, str, Decimal], int] = defaultdict(int)
     for row in rows:
         price = book.price_at(row.pool, row.gpu_model, row.node, at_ms)

@@ -10,6 +10,8 @@ from alembic import command
 from fakes.facts import AUGUST_MS, DAY, HOUR
 from fakes.kubernetes_node import MINUTE, card
 from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.insight.findings import WorkloadUsage
+from gpuledger_collector.services.anomaly_search import team_spending
 from gpuledger_collector.storage.billing.node_purchases import during, record, said_purchase
 from gpuledger_collector.storage.server import migrate
 
@@ -218,6 +220,24 @@ def test_of_a_period_only_its_own_nodes_and_changes_are_read(dsn, world):
         assert during(connection, period)["counted"] == [(HOUR, "spot")]
         before = Period(0, HOUR)
         assert during(connection, before) == {}
+
+
+def test_a_rate_is_compared_with_what_a_node_said_three_days_before(node, dsn):
+    """Which may have held no longer when the usage began: it was spot at 3, and is on demand at 10."""
+    priced(node)
+    with psycopg.connect(dsn) as connection:
+        place(connection, "m1", AUGUST_MS)
+        for hour, purchase in ((1, "spot"), (100, "on_demand")):
+            at_ms = AUGUST_MS + hour * HOUR
+            record(connection, [said_purchase("m1", at_ms, purchase)], at_ms)
+        (number,) = connection.execute(
+            "INSERT INTO workload (key, kind, external_id, first_seen_at) VALUES ('a', 'slurm', 'a',"
+            " now()) RETURNING id"
+        ).fetchone()
+        use = WorkloadUsage(AUGUST_MS + 120 * HOUR, number, "train", "", "m1", 3_600 * 10**9)
+        (team,) = team_spending(connection, [use])
+        (priced_usage,) = team.usage
+        assert (priced_usage.rate, priced_usage.before_micro) == ("10", 3_000_000)
 
 
 def test_what_nodes_said_is_not_dropped(dsn, world):

@@ -111,6 +111,10 @@ class TeamSpending:
         return first_ms
 
 
+COMPARED_MS = 3 * DAY_MS
+"""A rate is compared with that of so long before."""
+
+
 def spending_by_team(
     usage: Iterable[WorkloadUsage],
     book: PriceBook,
@@ -131,7 +135,7 @@ def spending_by_team(
         # usage.
         first_rate = float(first_prices.setdefault(place, price).rate)
         # Without a rate then, nothing has become dearer.
-        earlier = book.price_at(*place, use.rating_interval_ms - 3 * DAY_MS) or price
+        earlier = book.price_at(*place, use.rating_interval_ms - COMPARED_MS) or price
         name = team_of(use)
         team = teams.setdefault((name, price.currency), TeamSpending(name, price.currency))
         team.first_rates[place] = first_rate
