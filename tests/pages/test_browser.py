@@ -12,6 +12,7 @@ from fakes.browser import AXE
 from fakes.collector import running
 from fakes.engines import lacking
 from fakes.postgres import fresh_database
+from fakes.queue_hours import fill_queues
 from fakes.two_teams import MONTH, NOW_MS, OWN, idle_job, two_teams
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 
@@ -79,6 +80,7 @@ def full(postgres, tmp_path_factory):
         with two_teams(dsn, tmp_path_factory.mktemp("declared")) as (collector, secrets):
             for team in (OWN, HOSTILE):
                 idle_job(dsn, team)
+            fill_queues(dsn, NOW_MS // HOUR_MS * HOUR_MS - HOUR_MS, HOSTILE)
             yield f"http://127.0.0.1:{collector.port}", secrets["finance"]
 
 
