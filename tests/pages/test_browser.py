@@ -80,7 +80,7 @@ def full(postgres, tmp_path_factory):
         with two_teams(dsn, tmp_path_factory.mktemp("declared")) as (collector, secrets):
             for team in (OWN, HOSTILE):
                 idle_job(dsn, team)
-            fill_queues(dsn, NOW_MS // HOUR_MS * HOUR_MS - HOUR_MS, HOSTILE)
+            fill_queues(dsn, NOW_MS // HOUR_MS * HOUR_MS - HOUR_MS, HOSTILE.replace("/", "|"))
             yield f"http://127.0.0.1:{collector.port}", secrets["finance"]
 
 

@@ -42,6 +42,8 @@ from gpuledger_collector.services.scheduler_queues import (
 
 SHOWN = 100
 """Rows of a table of the page; CSV has all of them."""
+MOST_REMEDIES = 5
+"""Queues of which is said what would have served what waited; CSV names whose quota was unused."""
 LISTS = ("", "quotas", "evictions")
 """What `by` names for CSV: the hours of queues, their quotas, evictions."""
 
@@ -108,7 +110,8 @@ def queues_page(context: ReadContext, view: View, words: str, by: str = "") -> R
         form=list_form(site, Search(words), {}, {}, search="queue, cohort, workload"),
         sums=times.sums,
         listed=times.listed,
-        rows=[(item, say_remedy(item)) for item in times.items[:SHOWN]],
+        rows=times.items[:SHOWN],
+        remedies=list(filter(None, map(say_remedy, times.items[:MOST_REMEDIES]))),
         rows_left_out=max(len(times.items) - SHOWN, 0),
         quotas=quotas[:SHOWN],
         quotas_left_out=max(len(quotas) - SHOWN, 0),
