@@ -9,6 +9,8 @@ from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.storage.telemetry.interval_codec import (
     ABSENT,
     MAX_ENERGY_MJ,
+    MAX_ID,
+    MAX_RECORD,
     MAX_SEQ,
     NUMBERS,
     RECORD,
@@ -60,7 +62,7 @@ def rows(draw):
         st.lists(
             st.tuples(
                 st.sampled_from(STATES),
-                st.integers(1, 2**62),
+                st.integers(1, MAX_ID),
                 _FEW,
                 st.just(ABSENT) | _FEW,
                 _FEW | _INT64,
@@ -86,7 +88,7 @@ def rows(draw):
                 draw(st.integers(1, DAY_MS)),
                 draw(st.sampled_from(holders)),
                 draw(st.integers(0, MAX_SEQ)),
-                draw(st.integers(0, 2**31 - 1)),
+                draw(st.integers(0, MAX_RECORD)),
             )
         )
     some += draw(st.lists(st.sampled_from(some), max_size=2))

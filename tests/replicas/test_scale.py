@@ -61,7 +61,7 @@ def test_the_figures_are_those_that_were_measured():
         204,
         227,
         17,
-        7.6,
+        5.1,
         28,
         3,
     ]

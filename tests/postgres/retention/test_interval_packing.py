@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from hypothesis import given
 
+from fakes.first_interval_format import first_format
 from fakes.interval_rows import DAY, rows
 from fakes.postgres import fresh_database
 from fakes.profiles import examples
@@ -31,6 +32,7 @@ from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.telemetry import interval_packing, partitions, usage_evidence
 from gpuledger_collector.storage.telemetry.interval_codec import ABSENT, NUMBERS, STATES
+from gpuledger_collector.storage.telemetry.interval_columns import FORMAT
 from gpuledger_collector.storage.telemetry.interval_packing import EvidenceDamaged
 
 AFTER = 37
@@ -136,6 +138,69 @@ def test_packed_and_unpacked_are_the_same_rows(empty, intervals):
         assert not interval_packing.unpack(connection, [1], [DAY])
     assert seen(empty) == before
     assert count(empty, "usage_interval") == len(intervals)
+
+
+def pack_as_at_first(database):
+    """Pack every row of the day in the first format, as a collector of before did."""
+    with database.transaction() as connection:
+        rows = connection.cursor(binary=True).execute(
+            f"DELETE FROM usage_interval RETURNING accelerator_id, {interval_packing._RECORD}"
+        )
+        for accelerator_id, intervals in interval_packing._by_accelerator(rows.fetchall()).items():
+            values = {
+                "accelerator_id": accelerator_id,
+                "day_ms": DAY,
+                "packed_at": "2025-01-01Z",
+                **first_format(intervals, DAY),
+            }
+            connection.execute(
+                f"INSERT INTO usage_interval_day ({', '.join(values)})"
+                f" VALUES ({', '.join(f'%({name})s' for name in values)})",
+                values,
+            )
+
+
+def formats(database):
+    with database.connect() as connection:
+        query = "SELECT format, count(*)::int FROM usage_interval_day GROUP BY 1"
+        return dict(connection.execute(query).fetchall())
+
+
+@given(intervals=rows())
+@examples(12)
+def test_days_that_were_packed_at_first_are_read_and_packed_again(empty, intervals):
+    """Every row, before and after, whatever came late; its rows can be had in both formats."""
+    with empty.connect() as connection:
+        connection.execute("TRUNCATE usage_interval, usage_interval_day")
+    put(empty, intervals)
+    before = seen(empty)
+    pack_as_at_first(empty)
+    assert formats(empty) == {1: 1}
+    assert seen(empty) == before
+    put(empty, intervals[:2])
+    both = seen(empty)
+    assert len(both) == len(before) + len(intervals[:2])
+    assert pack(empty) == PackedEvidence(len(both), (DAY,))
+    assert formats(empty) == {FORMAT: 1}
+    assert seen(empty) == both
+    assert pack(empty).intervals == 0
+
+
+def test_packing_again_goes_on_where_it_stopped(empty, monkeypatch):
+    """Some accelerators at a time; what is packed either way is seen once, and unpacked from both."""
+    monkeypatch.setattr(interval_packing, "SLICE", 1)
+    put_rows(empty, minutes())
+    before = seen(empty)
+    pack_as_at_first(empty)
+    assert pack(empty, stopping=lambda: FORMAT in formats(empty)).intervals == 30
+    assert formats(empty) == {1: 2, FORMAT: 1}
+    assert seen(empty) == before
+    with empty.transaction() as connection:
+        assert interval_packing.unpack(connection, [1, 7], [DAY])
+    assert seen(empty) == before
+    assert pack(empty).intervals == 90
+    assert formats(empty) == {FORMAT: 3}
+    assert seen(empty) == before
 
 
 def test_late_intervals_are_merged_into_their_day(empty):

@@ -30,6 +30,8 @@ from gpuledger_collector.storage.telemetry import day_rows, usage_evidence
 from gpuledger_collector.storage.telemetry.interval_codec import (
     ABSENT,
     MAX_ENERGY_MJ,
+    MAX_ID,
+    MAX_RECORD,
     MAX_SEQ,
     NUMBERS,
     RECORD,
@@ -39,7 +41,12 @@ from gpuledger_collector.storage.telemetry.interval_codec import (
     pack,
     seal,
 )
-from gpuledger_collector.storage.telemetry.interval_columns import PLANES
+from gpuledger_collector.storage.telemetry.interval_columns import (
+    CONTEXT_PLANES,
+    FORMAT,
+    LEAST,
+    PLANES,
+)
 from gpuledger_common.instants import to_datetime
 
 SLICE = 64
@@ -60,24 +67,32 @@ _PACKABLE = f"""state = ANY({_STATES}) AND end_ms >= start_ms AND end_ms <= star
     AND busy_ms >= 0 AND idle_ms >= 0 AND unknown_ms >= 0
     AND busy_ms + idle_ms + unknown_ms = held_ms
     AND coalesce(energy_mj BETWEEN 0 AND {MAX_ENERGY_MJ}, true) AND seq BETWEEN 0 AND {MAX_SEQ}
-    AND record >= 0"""
-"""SQL: what ingest accepts, except absurd energy."""
+    AND record BETWEEN 0 AND {MAX_RECORD} AND coalesce(workload_id BETWEEN 0 AND {MAX_ID}, true)
+    AND coalesce(workload_attributes_id BETWEEN 0 AND {MAX_ID}, true)"""
+"""SQL: what ingest accepts, except absurd energy and ids."""
 _KEY = ("accelerator_id", "day_ms")
 _CONTENT = (
+    "format",
     "rows",
-    *usage_evidence.CONTEXT_COLUMNS,
+    "contexts",
+    *usage_evidence.SOURCE_COLUMNS,
     *PLANES,
-    *usage_evidence.LEAST.values(),
-    "seq_step_ms",
+    *CONTEXT_PLANES,
+    *(f"{name}_least" for name in LEAST),
+    *("workload_first", "attributes_first", "tick_ms", "power_step_mw"),
+    *("seq_step_ms", "seq_offset_ms"),
     "sha256",
     "packed_at",
 )
+_REPLACED = ("workload_ids", "attributes_offsets", "power_mw", "length", "length_least")
+"""Columns of the first format alone."""
 _WRITE = f"""
 INSERT INTO usage_interval_day ({", ".join((*_KEY, *_CONTENT))})
 VALUES ({", ".join(f"%({name})s" for name in (*_KEY, *_CONTENT))})
 ON CONFLICT (accelerator_id, day_ms) DO UPDATE
-    SET {", ".join(f"{name} = excluded.{name}" for name in _CONTENT)}
+    SET {", ".join(f"{name} = excluded.{name}" for name in (*_CONTENT, *_REPLACED))}
 """
+_OF_FIRST_FORMAT = f"FROM usage_interval_day WHERE format < {FORMAT}"
 
 
 class EvidenceDamaged(StorageError):
@@ -87,13 +102,14 @@ class EvidenceDamaged(StorageError):
 
 
 def days_to_pack(database: Database, before_ms: int) -> list[int]:
-    """Days whose intervals end by an instant, with rows that are not packed and without an hour
-    that is still to be folded.
+    """Days whose intervals end by an instant, with rows that are not packed or packed as at first,
+    and without an hour that is still to be folded.
     """
     with database.connect() as connection:
+        old = select_values(connection, f"SELECT DISTINCT day_ms {_OF_FIRST_FORMAT}")
         return [
             day_ms
-            for day_ms in day_rows.days(connection, "usage_interval")
+            for day_ms in sorted({*day_rows.days(connection, "usage_interval"), *old})
             # An interval may reach into the day after.
             if day_ms + 2 * DAY_MS <= before_ms and _is_settled(connection, day_ms)
         ]
@@ -180,8 +196,8 @@ def _slices(database: Database, day_ms: int) -> Iterator[list[int]]:
     with database.connect() as connection:
         ids = select_values(
             connection,
-            f"SELECT DISTINCT accelerator_id FROM usage_interval WHERE {_of_day(day_ms)}"
-            f" AND {_PACKABLE} ORDER BY 1",
+            f"SELECT accelerator_id FROM usage_interval WHERE {_of_day(day_ms)} AND {_PACKABLE}"
+            f" UNION SELECT accelerator_id {_OF_FIRST_FORMAT} AND day_ms = {int(day_ms)} ORDER BY 1",
         )
     return (ids[begin : begin + SLICE] for begin in range(0, len(ids), SLICE))
 
@@ -192,7 +208,9 @@ def _of_day(day_ms: int) -> str:
 
 
 def _pack_slice(connection: Connection, day_ms: int, ids: Sequence[int], now_ms: int) -> int:
-    """Pack these accelerators' rows of a day, in the caller's transaction; return how many."""
+    """Pack these accelerators' rows of a day, and what is packed as at first, in the caller's
+    transaction; return how many intervals.
+    """
     # What is deleted is what is packed: a row that arrives meanwhile is in neither.
     deleted = connection.cursor(binary=True).execute(
         f"DELETE FROM usage_interval WHERE {_of_day(day_ms)} AND accelerator_id = ANY(%s)"
@@ -200,13 +218,17 @@ def _pack_slice(connection: Connection, day_ms: int, ids: Sequence[int], now_ms:
         (list(ids),),
     )
     fresh = _by_accelerator(deleted.fetchall())
-    before = _packed(connection, day_ms, list(fresh))
+    old = select_values(
+        connection,
+        f"SELECT accelerator_id {_OF_FIRST_FORMAT} AND day_ms = %s AND accelerator_id = ANY(%s)",
+        (day_ms, list(ids)),
+    )
+    before = _packed(connection, day_ms, sorted({*fresh, *old}))
     sealed: dict[int, tuple[int, bytes]] = {}
     rows = []
-    for accelerator_id, intervals in fresh.items():
-        if accelerator_id in before:
-            intervals = np.concatenate([before[accelerator_id], intervals])
-        packed = pack(intervals, day_ms)
+    for accelerator_id in sorted({*fresh, *old}):
+        parts = [part[accelerator_id] for part in (before, fresh) if accelerator_id in part]
+        packed = pack(np.concatenate(parts), day_ms)
         sealed[accelerator_id] = packed.rows, packed.sha256
         rows.append(
             {"accelerator_id": accelerator_id, "day_ms": day_ms, "packed_at": to_datetime(now_ms)}
@@ -214,13 +236,13 @@ def _pack_slice(connection: Connection, day_ms: int, ids: Sequence[int], now_ms:
         )
     connection.cursor().executemany(_WRITE, rows)
     # Read back what the server unpacks: rows are deleted on the strength of this comparison.
-    back = _packed(connection, day_ms, list(fresh))
+    back = _packed(connection, day_ms, list(sealed))
     if {key: (len(part), seal(part)) for key, part in back.items()} != sealed:
         raise EvidenceDamaged(
             f"usage intervals of {to_datetime(day_ms):%Y-%m-%d} did not come back as they went in:"
             " they stay as they are"
         )
-    return sum(len(intervals) for intervals in fresh.values())
+    return sum(map(len, fresh.values())) + sum(len(before[each]) for each in old)
 
 
 def _packed(connection: Connection, day_ms: int, ids: Sequence[int]) -> Mapping[int, Array]:
@@ -259,29 +281,22 @@ def _by_accelerator(rows: Sequence[tuple[int, bytes]]) -> dict[int, Array]:
 
 
 def _columns(packed: PackedIntervals) -> dict[str, object]:
-    contexts = packed.contexts
-
-    def numbers(name: str) -> list[int | None]:
-        return [None if value == ABSENT else value for value in contexts[name].tolist()]
-
-    workload_ids, attributes_ids = numbers("workload_id"), numbers("workload_attributes_id")
-    halves = np.stack([contexts["epoch_high"], contexts["epoch_low"]], axis=1).astype(">i8")
+    sources = packed.sources
+    attributes_ids = sources["accelerator_attributes_id"].tolist()
+    halves = np.stack([sources["epoch_high"], sources["epoch_low"]], axis=1).astype(">i8")
     return {
+        "format": FORMAT,
         "rows": packed.rows,
-        "workload_ids": workload_ids,
-        "states": [STATES[place] for place in contexts["state"]],
-        "node_ids": numbers("node_id"),
+        "contexts": packed.contexts,
+        "states": [STATES[place] for place in sources["state"]],
+        "node_ids": sources["node_id"].tolist(),
         "epochs": [uuid.UUID(bytes=epoch.tobytes()) for epoch in halves],
-        "accelerator_attributes_ids": numbers("accelerator_attributes_id"),
-        "attributes_offsets": [
-            None if attributes_id is None else attributes_id - (workload_id or 0)
-            for workload_id, attributes_id in zip(workload_ids, attributes_ids, strict=True)
+        "accelerator_attributes_ids": [
+            None if number == ABSENT else number for number in attributes_ids
         ],
-        "seqs": numbers("seq"),
-        "power_mw": numbers("energy_mj"),
+        "seqs": sources["seq"].tolist(),
         **packed.columns,
-        **{column: packed.least[name] for name, column in usage_evidence.LEAST.items()},
-        "seq_step_ms": packed.seq_step_ms,
+        **packed.numbers,
         "sha256": packed.sha256,
     }
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuledger_collector.accounting.period import DAY_MS
-from gpuledger_collector.storage.telemetry import interval_columns
-from gpuledger_collector.storage.telemetry.interval_columns import PLANES
+from gpuledger_collector.storage.telemetry import first_interval_format, interval_columns
+from gpuledger_collector.storage.telemetry.interval_columns import CONTEXT_PLANES, LEAST, PLANES
 
 COLUMNS = (
     "accelerator_id",
@@ -37,70 +37,112 @@ COLUMNS = (
 """Columns of `usage_interval`, in its order."""
 ALWAYS_MS = 7_258_118_400_000
 """An instant after all evidence: ingest accepts none of more than a day ahead."""
-CONTEXT_COLUMNS = {
-    "workload_ids": "workload_id",
+SOURCE_COLUMNS = {
     "states": "state",
     "node_ids": "node_id",
     "epochs": "epoch",
     "accelerator_attributes_ids": "accelerator_attributes_id",
-    "attributes_offsets": "attributes_offset",
     "seqs": "seq",
-    "power_mw": "power_mw",
 }
-"""Arrays of `usage_interval_day` with a value for each context, and what the value is called."""
-LEAST = {name: f"{name}_least" for name in interval_columns.LEAST}
-"""Columns of bytes to whose values a number of the day is added."""
-
-
+"""Arrays of `usage_interval_day` with a value for each source, and what the value is called."""
 RECENT = "usage_interval"
 """Evidence of the last days alone, for questions about now: no day is packed before 37 days."""
 
 
-def _number(name: str) -> str:
-    """SQL: the value of a column of bytes at `place`, from its planes."""
-    cast = "::bigint" if PLANES[name] > 4 else ""
+def _number(name: str, most: int, numbers: str) -> str:
+    """SQL: the number at `place` in a column of bits, one of `numbers`: the bits that are no whole
+    byte, then byte planes.
+    """
+    cast = "::bigint" if most > 4 else ""
+    head, bits, planes = f"d.{name}_head", f"d.{name}_bits", f"d.{name}_planes"
+    top = (
+        f"((get_byte(b.{name}, place * {bits} / 8) >> (place * {bits} & 7)) & ((1 << {bits}) - 1))"
+    )
     cases = []
-    for planes in range(1, PLANES[name] + 1):
+    for count in range(1, most + 1):
         parts = [
-            f"(get_byte(b.{name}, {f'{plane} * p.rows + ' if plane else ''}place){cast}"
-            f" << {8 * (planes - 1 - plane)})"
-            for plane in range(planes)
+            f"(get_byte(b.{name}, {head} + {plane} * {numbers} + place){cast}"
+            f" << {8 * (count - 1 - plane)})"
+            for plane in range(count)
         ]
-        cases.append(f"WHEN {planes} THEN {' | '.join(parts)}")
-    return f"CASE octet_length(b.{name}) / p.rows WHEN 0 THEN 0 {' '.join(cases)} END"
+        cases.append(f"WHEN {count} THEN {' | '.join(parts)}")
+    least = f" + p.{name}_least" if name in LEAST else ""
+    return f"""((CASE WHEN {head} = 0 THEN 0 ELSE {top}{cast} << (8 * {planes}) END
+            | CASE {planes} WHEN 0 THEN 0 {" ".join(cases)} END){least})"""
 
 
-_NUMBERS: Mapping[str, str] = {
-    name: f"({_number(name)}{f' + p.{LEAST[name]}' if name in LEAST else ''})" for name in PLANES
-}
-_BYTES = ", ".join(PLANES)
-# unnest of arrays of one element reads each column of bytes once for all its rows: `get_byte` of
-# the table's own column would decompress all of it for every byte.
+def _numbers(columns: Mapping[str, int], numbers: str) -> str:
+    """SQL: the numbers of these columns at each place, as `place` and the names of the columns."""
+    values = ", ".join(
+        f"{_number(name, most, numbers)} AS {name}" for name, most in columns.items()
+    )
+    # Without a percent sign, which is a placeholder where a statement has values.
+    shape = ", ".join(
+        f"octet_length(b.{name}) / {numbers} AS {name}_planes,"
+        f" mod(octet_length(b.{name}), {numbers}) AS {name}_head,"
+        f" mod(octet_length(b.{name}), {numbers}) * 8 / {numbers} AS {name}_bits"
+        for name in columns
+    )
+    # unnest of arrays of one element reads each column once for all its rows: `get_byte` of the
+    # table's own column would decompress all of it for every byte. The places depend on it, so that
+    # no plan reads it once for each of them; OFFSET has numbers, not columns, sorted by place.
+    return f"""SELECT place, {values}
+        FROM unnest({", ".join(f"ARRAY[p.{name}]" for name in columns)}) AS b ({", ".join(columns)})
+        CROSS JOIN LATERAL (SELECT {shape}, {numbers} - 1 AS last OFFSET 0) AS d
+        CROSS JOIN LATERAL generate_series(0, d.last) AS place OFFSET 0"""
+
+
+def _step(name: str) -> str:
+    """SQL: the step that a number above 0 stands for: 1 is none, then up and down in turn."""
+    return (
+        f"CASE WHEN {name} & 1 = 1 THEN {name} >> 1 WHEN {name} > 0 THEN -({name} >> 1) ELSE 0 END"
+    )
+
+
+def _share(name: str) -> str:
+    """SQL: milliseconds of the held time, from the ticks of which it has about as many."""
+    return f"h.held_ms * v.{name}_ticks / h.ticks + v.{name}"
+
+
 _UNPACKED = f"""
-SELECT p.accelerator_id, k.workload_id, k.state, p.day_ms + v.until_ms - v.length AS start_ms,
-    p.day_ms + v.until_ms AS end_ms, h.held_ms, h.held_ms - v.idle - v.unknown AS busy_ms,
-    v.idle::bigint AS idle_ms, v.unknown::bigint AS unknown_ms,
-    CASE WHEN v.energy <> p.energy_least THEN v.energy + k.power_mw * v.length / 1000 END
-        AS energy_mj,
-    k.node_id, k.epoch, k.seq + v.until_ms / p.seq_step_ms + v.seq AS seq, v.record,
-    k.accelerator_attributes_id,
+SELECT p.accelerator_id, k.workload_id, s.state, p.day_ms + v.until_ms - v.length AS start_ms,
+    p.day_ms + v.until_ms AS end_ms, h.held_ms, h.held_ms - u.idle_ms - u.unknown_ms AS busy_ms,
+    u.idle_ms, u.unknown_ms,
+    CASE WHEN v.energy <> p.energy_least
+        THEN v.energy + k.power * p.power_step_mw * v.length / 1000 END AS energy_mj,
+    s.node_id, s.epoch, s.seq + (v.until_ms + p.seq_offset_ms) / p.seq_step_ms + v.seq AS seq,
+    v.record::integer AS record, s.accelerator_attributes_id,
     coalesce(k.workload_id, 0) + k.attributes_offset AS workload_attributes_id
 FROM usage_interval_day p
-CROSS JOIN LATERAL unnest({", ".join(f"ARRAY[p.{name}]" for name in PLANES)}) AS b ({_BYTES})
 CROSS JOIN LATERAL (
-    SELECT context, length, missing, idle, unknown, energy, seq, record,
-        sum((gap + length)::integer) OVER (ORDER BY place ROWS UNBOUNDED PRECEDING) AS until_ms
+    SELECT *, until_ms - lag(until_ms, 1, 0::bigint) OVER (ORDER BY place) - gap AS length
     FROM (
-        SELECT place, {", ".join(f"{number} AS {name}" for name, number in _NUMBERS.items())}
-        FROM generate_series(0, p.rows - 1) AS place
-    ) AS number
+        SELECT place, gap, missing, idle_ticks, idle, unknown_ticks, unknown, energy, seq,
+            CASE WHEN context > 1 THEN context - 2
+                ELSE sum((context = 1)::integer) OVER w - 1 END AS context,
+            sum(ticks::integer) OVER w * p.tick_ms + jitter AS until_ms,
+            sum(record::integer) OVER w AS record
+        FROM ({_numbers(PLANES, "p.rows")}) AS number
+        WINDOW w AS (ORDER BY place ROWS UNBOUNDED PRECEDING)
+    ) AS summed
 ) AS v
-JOIN LATERAL unnest({", ".join(f"p.{name}" for name in CONTEXT_COLUMNS)})
-    WITH ORDINALITY AS k ({", ".join(CONTEXT_COLUMNS.values())}, context)
-    ON k.context = v.context + 1
+JOIN LATERAL (
+    SELECT place AS context, source, power,
+        CASE WHEN workload > 0 THEN p.workload_first + sum({_step("workload")}) OVER w END::bigint
+            AS workload_id,
+        CASE WHEN attributes > 0 THEN p.attributes_first + sum({_step("attributes")}) OVER w
+            END::bigint AS attributes_offset
+    FROM ({_numbers(CONTEXT_PLANES, "p.contexts")}) AS number
+    WINDOW w AS (ORDER BY place ROWS UNBOUNDED PRECEDING)
+) AS k ON k.context = v.context
+JOIN LATERAL unnest({", ".join(f"p.{name}" for name in SOURCE_COLUMNS)})
+    WITH ORDINALITY AS s ({", ".join(SOURCE_COLUMNS.values())}, source) ON s.source = k.source + 1
 CROSS JOIN LATERAL (
-    SELECT CASE WHEN k.state = 'held' THEN v.length ELSE 0 END - v.missing AS held_ms
+    SELECT CASE WHEN s.state = 'held' THEN v.length ELSE 0 END - v.missing AS held_ms,
+        greatest(1, (v.length + p.tick_ms / 2) / p.tick_ms) AS ticks
 ) AS h
+CROSS JOIN LATERAL (SELECT {_share("idle")} AS idle_ms, {_share("unknown")} AS unknown_ms) AS u
+WHERE p.format = {interval_columns.FORMAT}
 """
 
 
@@ -113,15 +155,17 @@ def intervals(since: str | int, until: str | int = ALWAYS_MS) -> str:
     """
     columns = ", ".join(COLUMNS)
     begins = f"start_ms >= {since} AND start_ms < {until}"
+    days = f"p.day_ms > {since} - {DAY_MS} AND p.day_ms < {until}"
     return f"""(
     SELECT {columns} FROM usage_interval WHERE {begins}
     UNION ALL
-    SELECT {columns} FROM (
-        {_UNPACKED} WHERE p.day_ms > {since} - {DAY_MS} AND p.day_ms < {until}
-    ) AS unpacked WHERE {begins}
+    SELECT {columns} FROM ({_UNPACKED} AND {days}) AS unpacked WHERE {begins}
+    UNION ALL
+    SELECT {columns} FROM ({first_interval_format.UNPACKED} AND {days}) AS unpacked WHERE {begins}
 )"""
 
 
 def packed(day_ms: int) -> str:
     """SQL: a table in parentheses with the columns COLUMNS of the packed intervals of a day."""
-    return f"({_UNPACKED} WHERE p.day_ms = {int(day_ms)})"
+    day = f"p.day_ms = {int(day_ms)}"
+    return f"({_UNPACKED} AND {day} UNION ALL {first_interval_format.UNPACKED} AND {day})"
