@@ -15,7 +15,8 @@ chosen so from all families and are shown apart, because no family is left to ju
 `--days=7` asks for 168 h, `--step=5m` for 2 h of five minutes and `--rhythms` for series with a
 rhythm, all with the constants chosen at 24 h on the other families. `--quick` leaves out AutoETS,
 Theta and MSTL; `--settings=N` draws N settings; `--cache=FILE` keeps losses between runs, also
-those of earlier code: delete it after a change.
+those of earlier code: delete it after a change. `--without` shows instead what each constant is
+worth: the settings that do without it next to those that have it.
 
 `--bands` measures instead how often the bands of spend hold that state 80 %, over whole days to
 come, by `insight.spend` on daily means of the traces and made-up teams (seeds). Its constants were
@@ -382,6 +383,41 @@ def report_bands(place) -> None:
         print(f"| mean of families | {' | '.join(f'{share:.3f}' for share in means)} |", flush=True)
 
 
+NOTHING = dict.fromkeys(CHOICES) | {"level_days": 0.0, "blend": 1}
+"""The value with which a constant has no effect."""
+
+
+def report_without(judge, settings, ratios) -> None:
+    """Print the ratio left out by the settings that do without one constant, next to those that have
+    it.
+
+    Each is chosen among its own settings alone, of which those that do without are fewer.
+    """
+    families = list(ratios)
+    print(
+        f"| left out | settings | all | {' | '.join(families)} |\n|{'---|' * (len(families) + 3)}"
+    )
+    for name in (None, *CHOICES):
+        for has in (True, False) if name else (True,):
+            places = [
+                place
+                for place, each in enumerate(settings)
+                if name is None or (getattr(each, name) != NOTHING[name]) == has
+            ]
+            part = {family: rows[places] for family, rows in ratios.items()}
+            drawn = [settings[place] for place in places]
+            shown = {}
+            for family in families:
+                # Medians of some settings need not be one of them: it is judged like the others.
+                best = judge.of_settings([choose(drawn, part, family)])[:, :, 0]
+                reference = judge.of_method(REFERENCE, None)[0][:, 0]
+                shown[family] = log_ratios(judge.cases, best, reference)[family][0]
+            every = np.exp(np.concatenate(list(shown.values())).mean())
+            each = " | ".join(f"{np.exp(rows.mean()):.3f}" for rows in shown.values())
+            label = f"{'with' if has else 'without'} {name}" if name else "every setting"
+            print(f"| {label} | {len(places)} | {every:.3f} | {each} |", flush=True)
+
+
 LEFT_OUT, SHIPPED = "gpuledger, left out", "gpuledger, as shipped (has seen all)"
 
 
@@ -407,6 +443,9 @@ def main() -> int:
     at_24h = Judge(cases(load(place, 3600), 24), cache)
     reference, _ = at_24h.of_method(REFERENCE, baselines(24, 24, True)[REFERENCE])
     chosen_on = log_ratios(at_24h.cases, at_24h.of_settings(settings)[:, :, 0], reference[:, 0])
+    if "--without" in sys.argv:
+        report_without(at_24h, settings, chosen_on)
+        return 0
     horizon, per_day = (24, 288) if fine else (24 * days, 24)
     judged = at_24h
     if rhythms:
