@@ -4,10 +4,11 @@ of gpuledger, which is built once a process, since that is costly.
 
 import functools
 import gc
+import itertools
 import os
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -61,30 +62,62 @@ def command_of(app: Any) -> Any:
 
 WORLDS = ("tests/dashboards/", "tests/pages/test_site", "tests/postgres/mcp/")
 """Where tests share a ledger of the session: one process furnishes it."""
-WAITING = ("tests/faults/", "tests/replicas/", "tests/engines/", "tests/architecture/")
-"""Mostly slow tests that wait for processes which are killed and started again."""
-LONGEST = (
-    *WAITING,
+WAITING = (
+    "tests/deploy/test_lowest_versions",
+    "tests/faults/",
+    "tests/replicas/",
+    "tests/engines/",
+    "tests/architecture/",
     "tests/journeys/",
-    "tests/scenarios/",
+    "tests/deploy/",
+    "tests/agent/",
+)
+"""Tests that wait more than they compute: for processes that are killed and started again, for
+downloads, for time.
+"""
+COMPUTING = (
+    "tests/postgres/money/test_cells",
     *WORLDS,
+    "tests/scenarios/",
     "tests/oracle/",
+    "tests/postgres/trust/test_names",
     "tests/pages/",
+    "tests/documentation/test_site",
     "tests/postgres/",
 )
-"""In the order in which they begin, so that no process is left alone with one of them at the end.
-"""
+"""In the order in which they begin, so that no process is left alone with one of them at the end."""
+
+
+def scope_of(nodeid: str) -> str:
+    """What goes to one process: a file, or all that shares a ledger."""
+    return next(filter(nodeid.startswith, WORLDS), nodeid.partition("::")[0])
+
+
+def in_turn(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """The longest first; one scope that waits and one that computes in turn, so that processors are
+    busy while some tests wait.
+    """
+
+    def rank(scope: str, starts: Sequence[str]) -> int:
+        return next((at for at, start in enumerate(starts) if scope.startswith(start)), len(starts))
+
+    scopes: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        scopes.setdefault(scope_of(item.nodeid), []).append(item)
+    waiting = sorted(
+        (scope for scope in scopes if scope.startswith(WAITING)), key=lambda one: rank(one, WAITING)
+    )
+    computing = sorted(
+        (scope for scope in scopes if not scope.startswith(WAITING)),
+        key=lambda one: rank(one, COMPUTING),
+    )
+    turns = itertools.chain.from_iterable(itertools.zip_longest(waiting, computing))
+    return [item for scope in turns if scope is not None for item in scopes[scope]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest."""
-
-    def rank(item: pytest.Item) -> int:
-        return next(
-            (at for at, start in enumerate(LONGEST) if item.nodeid.startswith(start)), len(LONGEST)
-        )
-
-    items.sort(key=rank)
+    items[:] = in_turn(items)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -94,7 +127,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByLedger(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next(filter(nodeid.startswith, WORLDS), nodeid.partition("::")[0])
+            return scope_of(nodeid)
 
         def remove_node(self, node: Any) -> Any:
             """Give what a killed process leaves to another, but for the test that it was in: that
