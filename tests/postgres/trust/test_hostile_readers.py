@@ -13,6 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fakes.batches import batch, body_of
 from fakes.collector import MSGPACK, running
+from fakes.postgres import administrator
 from fakes.replicas import until
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.tokens import Token
@@ -55,6 +56,24 @@ class Server:
         return ReaderWatch(Database(self.own), **limits)
 
 
+@pytest.fixture(scope="module")
+def others(postgres):
+    """The name of a migrated database of somebody who may do nothing else on its server; tests copy
+    it.
+    """
+    name = "test_of_others"
+    own = make_conninfo(postgres, user=STRANGER, password="x", dbname=name)
+    with psycopg.connect(
+        make_conninfo(administrator(postgres), dbname="postgres"), autocommit=True
+    ) as admin:
+        admin.execute(f"CREATE ROLE {STRANGER} LOGIN PASSWORD 'x'")
+        admin.execute(f"CREATE DATABASE {name} TEMPLATE template0 OWNER {STRANGER}")
+        migrate.upgrade(own)
+        yield name
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        admin.execute(f"DROP ROLE {STRANGER}")
+
+
 @pytest.fixture(params=["embedded", "of others"])
 def server(request, dsn, superuser, command, tmp_path):
     """The database with a dashboards' role of one team; on a server of others after what its
@@ -74,10 +93,9 @@ def server(request, dsn, superuser, command, tmp_path):
     with psycopg.connect(superuser, autocommit=True) as admin:
         if request.param == "of others":
             own = make_conninfo(dsn, user=STRANGER, password="x", dbname="test_others")
-            admin.execute(f"CREATE ROLE {STRANGER} LOGIN PASSWORD 'x'")
-            admin.execute(f"CREATE DATABASE test_others TEMPLATE template0 OWNER {STRANGER}")
+            template = request.getfixturevalue("others")
+            admin.execute(f"CREATE DATABASE test_others TEMPLATE {template} OWNER {STRANGER}")
             admin.execute(f"CREATE ROLE {READER} LOGIN PASSWORD 'a password'")
-            migrate.upgrade(own)
             given = given[:-2]
         made = command(*given, dsn=own)
         assert made.exit_code == 0, made.exception
@@ -97,7 +115,6 @@ def server(request, dsn, superuser, command, tmp_path):
         yield Server(own, make_conninfo(own, user=READER, password="a password"), superuser)
         if request.param == "of others":
             admin.execute("DROP DATABASE test_others WITH (FORCE)")
-            admin.execute(f"DROP ROLE {STRANGER}")
         else:
             with psycopg.connect(
                 make_conninfo(superuser, dbname=conninfo_to_dict(dsn)["dbname"])
