@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import psycopg
 
 from gpuledger_collector.storage.telemetry import partitions
 
+Key = TypeVar("Key", int, str)
 HOUR = 3_600_000
 DAY = 86_400_000
 OCTOBER = 1_759_276_800_000
@@ -47,6 +49,7 @@ class Fleet:
 
     def __init__(self, dsn: str) -> None:
         self.connection = psycopg.connect(dsn, autocommit=True)
+        self._ids: dict[tuple[str, object], int] = {}
         # A copy of a world has batches already.
         self._seq = self._one(
             "SELECT coalesce(max(seq), 0) FROM usage_interval WHERE epoch = %s", EPOCH
@@ -112,13 +115,15 @@ class Fleet:
         """One batch: usage intervals of one instant and accelerator are holders that share it."""
         self._seq += 1
         intervals = list(usage_intervals)
-        accelerators = {each.accelerator: self.accelerator(each.accelerator) for each in intervals}
+        accelerators = {
+            each.accelerator: self._id_of(self.accelerator, each.accelerator) for each in intervals
+        }
         workloads = {
-            each.workload: self.workload(each.workload)
+            each.workload: self._id_of(self.workload, each.workload)
             for each in intervals
             if each.workload is not None
         }
-        node_id = self.node(node)
+        node_id = self._id_of(self.node, node)
         partitions.ensure(
             self.connection, "usage_interval", {_day_of(OCTOBER + each.start) for each in intervals}
         )
@@ -151,6 +156,12 @@ class Fleet:
             cursor.executemany(
                 "INSERT INTO hour_recompute (accelerator_id, hour_ms) VALUES (%s, %s)", hours
             )
+
+    def _id_of(self, make: Callable[[Key], int], key: Key) -> int:
+        """The id of what earlier evidence named too, which asks the database no more, or is made."""
+        if (make.__name__, key) not in self._ids:
+            self._ids[make.__name__, key] = make(key)
+        return self._ids[make.__name__, key]
 
     def dump(self) -> list[tuple[object, ...]]:
         """The ledger without what differs from run to run."""
