@@ -2,6 +2,7 @@
 of gpuledger, which is built once a process, since that is costly.
 """
 
+import atexit
 import functools
 import gc
 import itertools
@@ -188,15 +189,11 @@ def pytest_collection_finish() -> None:
     typer.
 
     What was collected stays, so the collector of cyclic garbage need not look at its half a million
-    objects again.
+    objects again, up to the end of the process: pytest collects five times when its session ends,
+    and xdist interrupts a process that takes more than five seconds for that. The end itself
+    collects them: nanobind, of an extension module, complains of what it leaves.
     """
     gc.freeze()
+    atexit.register(gc.unfreeze)
     if testing := sys.modules.get("typer.testing"):
         testing._get_command = command_of  # type: ignore[attr-defined]
-
-
-def pytest_unconfigure() -> None:
-    """Let the end of the process collect it: nanobind, of an extension module, complains of what it
-    leaves.
-    """
-    gc.unfreeze()
