@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
+from gpuledger_collector.accounting.evidence_periods import EvidencePeriod, narrow_to_evidence
 from gpuledger_collector.accounting.ledger import ExportedCharge, without_zeros
 from gpuledger_collector.accounting.measures import Measures, total
 from gpuledger_collector.accounting.money import Money, round_amounts, total_by_currency
@@ -59,7 +60,8 @@ class GpuHour:
 class GpuLine(Measures):
     """What one holder had of it, or what was a state without one, at one price.
 
-    `start_ms` and `end_ms` are the first and the last charged instant.
+    `start_ms` and `end_ms` are the first and the last instant of its evidence, of time without any
+    those of the charged hours.
     """
 
     uuid: str
@@ -204,9 +206,11 @@ def _key_of(line: ExportedCharge) -> _LineKey:
     )
 
 
-def lines_of(charges: Iterable[ExportedCharge], until_ms: int) -> list[GpuLine]:
+def lines_of(
+    charges: Iterable[ExportedCharge], until_ms: int, seen: Iterable[EvidencePeriod] = ()
+) -> list[GpuLine]:
     """Add up the charges of a GPU over its days, held time first, by when it began; their amounts
-    in minor units add up by currency.
+    in minor units add up by currency. `seen`: the evidence of these days.
 
     A line ends at `until_ms` at the latest, up to where the ledger is rated: not with its hour.
     """
@@ -230,10 +234,23 @@ def lines_of(charges: Iterable[ExportedCharge], until_ms: int) -> list[GpuLine]:
         rounded = round_amounts([sums[place].cost_micro or 0 for place in at], str(currency))
         for place, money in zip(at, rounded, strict=True):
             costs[place] = money
+    evidence: dict[tuple[str, str, str], list[EvidencePeriod]] = {}
+    for each in seen:
+        evidence.setdefault((each.uuid, each.state, each.workload), []).append(each)
     return [
-        _line(key, own, amounts, cost, until_ms)
+        _line(key, own, amounts, cost, _span_of(own, until_ms, evidence.get(key[:3], ())))
         for (key, own), amounts, cost in zip(keyed, sums, costs, strict=True)
     ]
+
+
+def _span_of(
+    own: Sequence[ExportedCharge], until_ms: int, seen: Sequence[EvidencePeriod]
+) -> Period:
+    """From when to when a line was: charges are of whole hours, evidence is of seconds."""
+    start_ms = min(line.charge.start_ms for line in own)
+    end_ms = min(until_ms, max(line.charge.end_ms for line in own))
+    span = Period(start_ms, max(start_ms, end_ms))
+    return narrow_to_evidence(span, seen)
 
 
 def _line(
@@ -241,7 +258,7 @@ def _line(
     own: Sequence[ExportedCharge],
     amounts: Measures,
     cost: Money | None,
-    until_ms: int,
+    span: Period,
 ) -> GpuLine:
     uuid, state, workload, owner, rate, currency, commitment, correction_of = key
     return GpuLine(
@@ -251,8 +268,8 @@ def _line(
         workload=workload,
         name=own[-1].workload_name or "",
         user=own[-1].user or "",
-        start_ms=min(line.charge.start_ms for line in own),
-        end_ms=min(until_ms, max(line.charge.end_ms for line in own)),
+        start_ms=span.start_ms,
+        end_ms=span.end_ms,
         rate=rate,
         currency=currency,
         commitment=commitment,

@@ -12,7 +12,7 @@ from statistics import median
 from gpuledger_collector.accounting.charged_runs import ChargedRun
 from gpuledger_collector.accounting.measures import total
 from gpuledger_collector.accounting.money import Money, total_by_currency
-from gpuledger_collector.accounting.period import HOUR_MS, UTC_DAYS, Calendar
+from gpuledger_collector.accounting.period import HOUR_MS, UTC_DAYS, Calendar, Period
 from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.unit_cost import HeldHour, HourCost, UnitCost, hour_costs
@@ -167,6 +167,8 @@ class RunReport:
     """The runs of its name and team in the year before its end, this one included."""
     is_running: bool = False
     """Whether it held something in the last rated hour, and no record says that it ended."""
+    extent: Period | None = None
+    """From when to when it held something, as observed; None: nothing but its charged hours is known."""
     give_back: str = ""
     """The command that frees its GPUs, where all that it holds is idle now."""
 
@@ -188,12 +190,18 @@ class RunReport:
 
     @property
     def start_ms(self) -> int | None:
-        """Begin of the first hour in which it held something."""
+        """When it began to hold something; where that was not observed, the begin of the hour."""
+        if self.extent is not None:
+            return self.extent.start_ms
         return self.parts[0].start_ms if self.parts else None
 
     @property
     def end_ms(self) -> int | None:
-        """End of the last hour in which it is known to have held something."""
+        """Up to when it is known to have held something; where that was not observed, the end of
+        the hour.
+        """
+        if self.extent is not None:
+            return self.extent.end_ms
         return self.parts[-1].end_ms if self.parts else None
 
 

@@ -27,7 +27,7 @@ from gpuledger_collector.services.commitment_coverage import book_of, list_place
 from gpuledger_collector.services.placements import RatedPlacement, placements_of, with_stranded
 from gpuledger_collector.storage.billing import fleet_hours, reports
 from gpuledger_collector.storage.billing.fleet_hours import StateHour
-from gpuledger_collector.storage.ledger import inventory, zones
+from gpuledger_collector.storage.ledger import evidence_periods, inventory, zones
 from gpuledger_collector.storage.locks import Connection
 
 MOST_RECEIPT_DAYS = 92
@@ -73,7 +73,7 @@ def read_gpu_receipt(connection: Connection, uuid: str, period: Period) -> GpuRe
         period=period,
         days=days,
         hours=hours,
-        lines=lines_of(charges, until_ms),
+        lines=lines_of(charges, until_ms, evidence_periods.list_periods(connection, ids, period)),
         proofs=_proofs(calendar, checks, placements, charges, hours, book_of(connection, period)),
     )
 

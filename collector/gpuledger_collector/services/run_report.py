@@ -29,7 +29,7 @@ from gpuledger_collector.insight.run_report import ComparedRun, RunReport, Scale
 from gpuledger_collector.insight.waste_receipt import make_receipt
 from gpuledger_collector.storage.billing import runs
 from gpuledger_collector.storage.findings import findings, recommendations
-from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.ledger import evidence_periods, zones
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 PEER_DAYS = 365
@@ -121,7 +121,28 @@ def report_run(
         notes=_notes(counts, units),
         calendar=calendar,
         namesakes=namesakes,
+        extent=_extent(connection, workload_id, charges),
     )
+
+
+def _extent(connection: Connection, workload_id: int, charges: Sequence[Charge]) -> Period | None:
+    """From when to when evidence says that a run held something, in its first and its last charged
+    hour; None: it says nothing of one of them.
+    """
+    first_ms = min(charge.start_ms for charge in charges)
+    last_ms = max(charge.end_ms for charge in charges)
+    accelerators = sorted(
+        {charge.accelerator_id for charge in charges if charge.accelerator_id is not None}
+    )
+
+    def seen(hour: Period) -> Period | None:
+        return evidence_periods.extent_of_workload(connection, workload_id, accelerators, hour)
+
+    first, last = (
+        seen(Period(first_ms, first_ms + HOUR_MS)),
+        seen(Period(last_ms - HOUR_MS, last_ms)),
+    )
+    return None if first is None or last is None else Period(first.start_ms, last.end_ms)
 
 
 def compare_sizes(

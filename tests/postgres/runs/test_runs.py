@@ -12,9 +12,13 @@ import pytest
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from fakes.pages import Page
 from gpuledger_collector.accounting.counters import CounterReading
+from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.export.runs import as_html
 from gpuledger_collector.ingest.batches import counters
+from gpuledger_collector.services.gpu_receipt import read_gpu_receipt
 from gpuledger_collector.services.runs import read_job
+from gpuledger_collector.services.upkeep import pack_usage_intervals
+from gpuledger_collector.storage.database import Database
 
 pytestmark = pytest.mark.slow
 
@@ -456,3 +460,39 @@ def test_a_run_on_two_models_names_both(priced, run):
     priced.connection.execute("INSERT INTO day_recompute (day_ms) VALUES (%s)", (OCTOBER,))
     _, out, _ = run("runs", "--from", "2025-10-01", "--to", "2025-10-02", "--format", "json")
     assert [row["model"] for row in json.loads(out)] == ["A100, H100"]
+
+
+@pytest.mark.parametrize("is_packed", [False, True], ids=["rows", "packed"])
+def test_receipts_say_when_it_really_began_and_ended(priced, run, dsn, is_packed):
+    """To the second, as evidence has it, of the run and of each line of the GPU, also of packed days;
+    the money is of the same time as before, by the hour.
+    """
+    began, ended = 17 * MINUTE + 3_000, DAY + 2 * HOUR + 41 * MINUTE
+    priced.evidence(
+        [
+            Held(1, None, 0, began, "unallocated"),
+            Held(1, 1, began, HOUR, busy=30 * MINUTE),
+            Held(1, 1, HOUR + 30 * MINUTE, 2 * HOUR),
+            Held(1, 1, DAY, ended, idle=HOUR),
+            Held(1, 2, ended, ended + HOUR),
+            Held(2, 1, 30 * MINUTE, HOUR),
+        ]
+    )
+    told = shown(run)
+    if is_packed:
+        packed = pack_usage_intervals(Database(dsn), 37, OCTOBER + 60 * DAY)
+        assert packed.intervals == 6
+        told = shown(run)
+    assert (told["from"], told["to"]) == ("2025-10-01T00:17:03Z", "2025-10-02T02:41:00Z")
+    with Database(dsn).transaction(read_only=True) as connection:
+        receipt = read_gpu_receipt(connection, "GPU-0001", Period(OCTOBER, OCTOBER + 2 * DAY))
+    assert receipt.holds
+    times = {
+        (line.state, line.workload): (line.start_ms - OCTOBER, line.end_ms - OCTOBER)
+        for line in receipt.lines
+    }
+    assert times["held", "slurm::1"] == (began, ended)
+    assert times["held", "slurm::2"] == (ended, ended + HOUR)
+    assert times["unallocated", ""] == (0, began)
+    held = next(line for line in receipt.lines if line.workload == "slurm::1")
+    assert held.gpu_ns == (HOUR - began + 30 * MINUTE + ended - DAY) * 1_000_000
