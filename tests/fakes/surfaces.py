@@ -117,6 +117,12 @@ def spoken_texts() -> Iterator[tuple[str, str]]:
                 yield str(path.relative_to(root)), text
 
 
+def statement_cards() -> set[str]:
+    """The cards of a statement, by the ids of their headings."""
+    template = (TESTS.parent / PAGES[0] / "statement.html").read_text(encoding="utf-8")
+    return set(re.findall(r'<section[^>]* aria-labelledby="([a-z]+)', template))
+
+
 def _sentences(module: ast.Module) -> Iterator[str]:
     """Texts of a module that are no docstrings."""
     docstrings = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}

@@ -1,10 +1,12 @@
 """Statements of those who asked shared servers: tokens, prices, coverage and idle cost by model."""
 
+import json
 from decimal import Decimal
 
 import pytest
 
 from fakes.fleet import DAY, OCTOBER
+from fakes.pages import Page
 from fakes.shared_server import DECLARED, MODEL, NLP, VISION, ask, count
 from gpuledger_collector.export.statement import as_html
 from gpuledger_collector.services.statement import read_statement
@@ -44,6 +46,41 @@ def test_a_statement_shows_what_models_cost(served, run, apply):
     for said in ("72,000.0000", "43.20 USD", "21.60 of it idle", "43.20 charged", "77.6 %"):
         assert said in page, said
     assert "t-nlp" not in page
+
+
+def test_the_card_of_models_is_the_list_of_what_tenants_pay(served, run, apply):
+    """Tokens, cost and what is charged of each team are the rows of `inference list`, and those of
+    all teams its total of tenants.
+    """
+    ask(served, (VISION, 1, 400, 200, 95), (NLP, 2, 200, 0, 0))
+    count(served, 800, 95)
+    assert apply(CHARGED)[0] == 0
+    period = ("--from", "2025-10-01", "--to", "2025-10-02")
+    assert run("chargeback", *period)[0] == 0
+    code, out, err = run(
+        *("inference", "list", *period, "--by", "server,owner,model", "--format", "json")
+    )
+    assert code == 0, err
+    rows = {
+        team: row
+        for row in json.loads(out)
+        for team in ("vision", "nlp")
+        if f"team={team}" in row["paid_by"].split()
+    }
+    assert set(rows) == {"vision", "nlp"}
+    for owner, row in rows.items():
+        (table,) = [
+            table
+            for table in Page(as_html(read(served, owner=owner))).tables
+            if table.rows[0][1] == "input tokens"
+        ]
+        ((name, asked, answered, cost, *_),) = table.rows[1:]
+        assert name == f"{row['model']} {row['server']}"
+        assert asked == f"{int(row['input_tokens']):,} {int(row['cached_tokens']):,} cached"
+        assert answered == f"{int(row['output_tokens']):,}"
+        assert cost == (
+            f"{row['cost']} USD {row['cost_idle']} of it idle {row['cost_charged']} charged"
+        )
 
 
 def test_a_statement_without_tokens_has_no_models(served, run, apply):

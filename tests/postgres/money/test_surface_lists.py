@@ -7,7 +7,7 @@ fails here until somebody says where its amounts are compared.
 
 import inspect
 
-from fakes.surfaces import cited_nowhere
+from fakes.surfaces import cited_nowhere, statement_cards
 from gpuledger_collector.api import admission as routes
 from gpuledger_collector.export import cells, chargeback, fair_share, focus, runs
 from gpuledger_collector.insight.notifications.messages import Content
@@ -59,6 +59,22 @@ GET /v1/forecast/history, GET /v1/nodes, GET /v1/queues, GET /v1/queues/quotas, 
 GET /v1/samples, GET /v1/series, POST /api/v1/write, POST /v1/batches,
 POST /v1/inference, POST /v1/queue, POST /v1/runs/{workload:name}/progress
 """
+CARDS = {
+    "bill": "test_surfaces.py: 'You pay' is the chargeback's row",
+    "change": "tests/pages/test_statement.py: drivers, rates and parts add up to the change",
+    "jobs": "tests/pages/test_statement.py: each table adds up to what is paid",
+    "shared": "tests/pages/test_statement.py",
+    "corrections": "tests/pages/test_statement.py",
+    "shares": "tests/postgres/money: chargeback --by share",
+    "models": "tests/postgres/inference/test_statements.py: the rows of `inference list`",
+    "contested": "test_disputes.py: what was contested",
+    "unpriced": "tests/pages/test_statement.py: hours without a price",
+    "later": "tests/pages/test_statement.py: corrections booked after the close",
+    "budgets": "tests/postgres/budgets: what the command says",
+    "findings": "tests/postgres/findings: at the price book's rate",
+}
+"""Cards of a statement that say amounts, and where these are compared."""
+CARDS_WITHOUT = {"nothing", "made"}
 MAILS = {
     "budget_mail.write": "test_surfaces.py: what is spent",
     "digest_mail.write": "amounts of the mails that it joins",
@@ -107,9 +123,17 @@ def test_every_way_in_is_compared_or_has_no_amounts():
     assert not set(ROUTES) & silent()
 
 
+def test_every_card_of_a_statement_is_compared():
+    """A card that is added fails here until somebody says where its amounts are compared."""
+    cards = statement_cards()
+    assert set(CARDS) | CARDS_WITHOUT == cards, (set(CARDS) | CARDS_WITHOUT) ^ cards
+    assert not set(CARDS) & CARDS_WITHOUT
+
+
 def test_every_cited_test_exists():
     """A reason that names a file or a folder of tests names one that is there."""
-    assert cited_nowhere([*ROUTES.values(), *MAILS.values(), *COLUMNS_ELSEWHERE.values()]) == set()
+    reasons = [*ROUTES.values(), *CARDS.values(), *MAILS.values(), *COLUMNS_ELSEWHERE.values()]
+    assert cited_nowhere(reasons) == set()
 
 
 def test_every_mail_is_compared():
