@@ -16,12 +16,12 @@ from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period, format_date
 from gpuledger_collector.insight.plans.capacity import (
-    MIN_DAYS,
     CapacityPlan,
     Rates,
     TooFewDays,
     plan_capacity,
 )
+from gpuledger_collector.insight.plans.daily_demand import MIN_DAYS
 from gpuledger_collector.insight.rates import GpuHourRate
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.services.scaling_advice import UnknownPool
