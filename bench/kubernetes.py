@@ -8,12 +8,15 @@ speaks pod-resources over real gRPC. Of the bench's node it lists 110 pods, of w
 card; every 20 s a pod comes and another goes, at which the agent asks at once. Beside it runs the
 same agent that reads no Kubernetes. NVML is the stand-in of `bench agent`.
 
-What is read once for a whole cluster is in READERS, each in a process of its own, once a minute.
+What is read once for a whole cluster is in READERS, each in a process of its own, once a minute:
+pods that wait, and by the collector the quotas of 500 queues of Kueue, their use, and a Workload of 6
+KB for each job of eight pods; first read alone, then with what is stored of it in a Postgres.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.agent import (
     MAX_MIB,
@@ -37,29 +40,58 @@ from bench.agent import (
 )
 
 PODS, OF_NODE, NAMESPACES, WAITING = 10_000, 110, 500, 400
+QUEUES, COHORTS, POD_OF_JOB = 500, 50, 8
 CARDS, LABELS, SECONDS, CHURN_S = 8, 12, 120.0, 20.0
-POD_BYTES = 8_000
+POD_BYTES, WORKLOAD_BYTES = 8_000, 6_000
 NODE = "bench"
+
+
+class Reader(NamedTuple):
+    """What is read once for a cluster: Python that is prepared, and Python that says how much came."""
+
+    prepare: str
+    read: str
+
+
+_QUEUES = (
+    "from gpuledger_collector.ingest.scheduler_queues.reader import open_client, read_schedulers\n"
+    'client = open_client(url, account / "token", account / "ca.crt")\n'
+)
 READERS = {
-    "pods that wait (`gpuledger-agent queue --kubernetes`)": (
-        "from gpuledger_agent.queue.kubernetes import pending; print(len(pending(server)))"
+    "pods that wait (`gpuledger-agent queue --kubernetes`)": Reader(
+        "from gpuledger_agent.owners.kubernetes_api import ApiServer\n"
+        "from gpuledger_agent.queue.kubernetes import pending\n"
+        "server = ApiServer(url, account, 30.0)",
+        "print(len(pending(server)))",
+    ),
+    "queues of Kueue, their use and what waits": Reader(
+        _QUEUES,
+        '(kueue,) = read_schedulers(client, ["kueue"], 60_000)\nprint(len(kueue.reading.quotas))',
+    ),
+    "the same, added to a ledger that had it a minute before": Reader(
+        _QUEUES
+        + "from gpuledger_collector.services.scheduler_queues import read_queues\n"
+        + "from gpuledger_collector.storage.database import Database\n"
+        + 'read_queues(Database(dsn), client, ["kueue"], "", lambda: 3_600_000)',
+        'print(read_queues(Database(dsn), client, ["kueue"], "", lambda: 3_660_000))',
     ),
 }
-"""What is read once for a cluster: a name, and Python that asks `server` and prints how much came.
-Readers of queues and quotas belong here.
-"""
 READER = """
 import json, resource, sys
 from pathlib import Path
-from gpuledger_agent.owners.kubernetes_api import ApiServer
-server = ApiServer(sys.argv[1], Path(sys.argv[2]), 30.0)
-before = resource.getrusage(resource.RUSAGE_SELF)
-{code}
+
+def resident(name):
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(name)) / 1024
+
+url, account, dsn = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+{prepare}
+Path("/proc/self/clear_refs").write_text("5")  # peaks from here on
+before, held = resource.getrusage(resource.RUSAGE_SELF), resident("VmRSS")
+{read}
 after = resource.getrusage(resource.RUSAGE_SELF)
 cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-status = Path("/proc/self/status").read_text()
-peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
-print(json.dumps([cpu, peak / 1024]))
+print(json.dumps([cpu, resident("VmHWM"), resident("VmHWM") - held]))
 """
 
 
@@ -103,6 +135,43 @@ def pod(number: int) -> dict[str, Any]:
     rest = POD_BYTES - len(json.dumps(known))
     metadata["managedFields"] = [{"fieldsV1": {"f:spec": "f" * max(rest, 0)}}]
     return known
+
+
+def queue_objects() -> dict[str, list[dict[str, Any]]]:
+    """The objects of Kueue by their list: queues in cohorts, and a workload for each job of pods."""
+    from fakes.scheduler_cluster import KUEUE, admitted, cluster_queue, local_queue, workload
+
+    queues = []
+    for at in range(QUEUES):
+        queue = cluster_queue(f"queue-{at}", 16, 20 if at % 4 == 0 else 12, 4 if at % 4 == 0 else 0)
+        queue["spec"]["cohortName"] = f"cohort-{at % COHORTS}"
+        queues.append(queue)
+    jobs = []
+    for at in range(PODS // POD_OF_JOB):
+        waits = at >= (PODS - WAITING) // POD_OF_JOB
+        queue = f"queue-{at % QUEUES}"
+        state = () if waits else admitted("2026-10-01T10:00:00Z")
+        job = workload(
+            f"space-{at % NAMESPACES}",
+            f"job-{at}",
+            "train",
+            POD_OF_JOB,
+            *state,
+            admitted_by="" if waits else queue,
+        )
+        rest = WORKLOAD_BYTES - len(json.dumps(job))
+        job["metadata"]["managedFields"] = [{"fieldsV1": {"f:spec": "f" * max(rest, 0)}}]
+        jobs.append(job)
+    flavor = {"nodeLabels": {"karpenter.sh/nodepool": "train"}}
+    return {
+        f"{KUEUE}/clusterqueues": queues,
+        f"{KUEUE}/cohorts": [{"metadata": {"name": f"cohort-{at}"}} for at in range(COHORTS)],
+        f"{KUEUE}/resourceflavors": [{"metadata": {"name": "h100"}, "spec": flavor}],
+        f"{KUEUE}/localqueues": [
+            local_queue(f"space-{at}", "train", f"queue-{at % QUEUES}") for at in range(NAMESPACES)
+        ],
+        f"{KUEUE}/workloads": jobs,
+    }
 
 
 class Traffic:
@@ -166,6 +235,7 @@ def cluster(folder: Path) -> Iterator[tuple[Any, Traffic, list[dict[str, Any]]]]
         {"metadata": {"name": f"space-{at}", "labels": {"team": f"team-{at % 40}"}}}
         for at in range(NAMESPACES)
     ]
+    server.lists = queue_objects()
     server.node(NODE, **{"karpenter.sh/nodepool": "h100", "karpenter.sh/capacity-type": "spot"})
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -250,13 +320,13 @@ def measure_agents(
 def report(
     footprints: dict[str, Footprint],
     agent_traffic: tuple[float, float],
-    readers: dict[str, tuple[int, int, int, float, float]],
+    readers: dict[str, tuple[int, int, int, float, float, float]],
     seconds: float,
 ) -> int:
     """Print the tables; returns 1 when a goal is missed."""
     print(
         f"{time.strftime('%Y-%m-%d')}, {machine()}; {PODS:,} pods, {NAMESPACES} namespaces,"
-        f" {OF_NODE} pods and {CARDS} cards on the node, over {seconds:g} s\n"
+        f" {QUEUES} queues, {OF_NODE} pods and {CARDS} cards on the node, over {seconds:g} s\n"
     )
     print(
         "| | RSS MiB | PSS MiB | peak MiB | share of a core | API calls a minute | KiB a minute |\n"
@@ -268,10 +338,13 @@ def report(
             f"| {name} | {entry.rss:.1f} | {entry.pss:.1f} | {entry.peak:.1f} | {entry.share:.2%}"
             f" | {asked[0]:.1f} | {asked[1] / 1024:.0f} |"
         )
-    print("\n| read once a minute | rows | API calls | KiB | CPU s | peak MiB |")
-    print("|---|---|---|---|---|---|")
-    for name, (rows, calls, size, cpu_s, peak) in readers.items():
-        print(f"| {name} | {rows:,} | {calls} | {size / 1024:.0f} | {cpu_s:.2f} | {peak:.1f} |")
+    print("\n| read once a minute | rows | API calls | KiB | CPU s | peak MiB | of it added |")
+    print("|---|---|---|---|---|---|---|")
+    for name, (rows, calls, size, cpu_s, peak, added) in readers.items():
+        print(
+            f"| {name} | {rows:,} | {calls} | {size / 1024:.0f} | {cpu_s:.2f} | {peak:.1f}"
+            f" | {added:.1f} |"
+        )
     ours = footprints["agent on Kubernetes"]
     met = ours.rss <= MAX_MIB and ours.share <= MAX_SHARE
     print(
@@ -281,20 +354,45 @@ def report(
     return 0 if met else 1
 
 
-def measure_readers(server: Any, traffic: Traffic) -> dict[str, tuple[int, int, int, float, float]]:
-    """Rows, calls, bytes, CPU seconds and peak memory of each reader of the whole cluster."""
+def measure_readers(
+    server: Any, traffic: Traffic, dsn: str
+) -> dict[str, tuple[int, int, int, float, float, float]]:
+    """Rows, calls, bytes, CPU seconds, peak memory and what of it is new, of each reader of the whole
+    cluster; one that asks before it is measured asks the same twice.
+    """
     readers = {}
-    for name, code in READERS.items():
+    for name, reader in READERS.items():
         before = traffic.now()
+        code = READER.format(prepare=reader.prepare, read=reader.read)
         done = subprocess.run(
-            [sys.executable, "-c", READER.format(code=code), server.url, str(server.account)],
-            capture_output=True,
+            [sys.executable, "-c", code, server.url, str(server.account), dsn],
+            stdout=subprocess.PIPE,
             text=True,
             check=True,
         )
         rows, figures = done.stdout.splitlines()
-        readers[name] = (int(rows), *traffic.since(before), *json.loads(figures))
+        calls, size = traffic.since(before)
+        times = 2 if "read_queues" in reader.prepare else 1
+        readers[name] = (int(rows), calls // times, size // times, *json.loads(figures))
     return readers
+
+
+@contextmanager
+def ledger() -> Iterator[str]:
+    """DSN of an empty ledger."""
+    from fakes.postgres import open_folder
+    from gpuledger_collector.storage.server import migrate
+    from gpuledger_collector.storage.server.embedded import EmbeddedServer
+
+    folder = open_folder("gpuledger-bench-")
+    server = EmbeddedServer(folder)
+    try:
+        dsn = server.acquire()
+        migrate.upgrade(dsn)
+        yield dsn
+    finally:
+        server.release()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main() -> int:
@@ -310,7 +408,8 @@ def main() -> int:
             running.pods = kubelet_pods(own)
             with churning(running, own):
                 footprints, *asked = measure_agents(folder, server, running, traffic, seconds)
-            readers = measure_readers(server, traffic)
+            with ledger() as dsn:
+                readers = measure_readers(server, traffic, dsn)
     return report(footprints, (asked[0], asked[1]), readers, seconds)
 
 
