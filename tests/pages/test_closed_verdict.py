@@ -6,6 +6,7 @@ import pytest
 
 from fakes.fleet import DAY, HOUR, NOW_MS, Held
 from fakes.pages import Page, text_for_machines
+from fakes.statement_trace import tracing
 from gpuledger_collector.accounting.closed_verdict import ClosedVerdict
 from gpuledger_collector.accounting.closing import ClosedPeriod, LaterChange
 from gpuledger_collector.accounting.month_proof import SealComparison
@@ -100,6 +101,17 @@ def test_a_changed_line_is_told_once_its_seal_is_compared_again(closed, reads, l
     assert [compare_seals(ledger, later) for _ in range(3)] == [1, 1, 0], "one at a time"
     for text in pages_of_october(reads):
         assert "and DIFFERS: gpuledger periods --verify 2025-10 says where." in text
+
+
+def test_months_that_were_compared_lately_are_not_read(closed, reads, ledger, tmp_path):
+    """Whether one is due needs no day of a closed month, however many months there are."""
+    prove_months(ledger, NOW_MS)
+    compare_seals(ledger, NOW_MS)
+    with tracing(tmp_path / "statements"):
+        assert compare_seals(ledger, NOW_MS + 1) == 0
+    statements = (tmp_path / "statements").read_text()
+    assert "month_proof" in statements
+    assert "conservation_check" not in statements
 
 
 @pytest.mark.parametrize("is_proven", [True, False])

@@ -88,15 +88,13 @@ def compare_seals(
     """
     with database.transaction(read_only=True) as connection:
         closed = periods.list_closed(connection)
-        kept = month_proofs.read(connection, [month.period for month in closed])
-    proofs = [(month, kept[month.period]) for month in closed]
-    due = [month for month, proof in proofs if proof is not None and proof.seal is None]
+        compared = month_proofs.seals_compared(connection)
+    asked = [(compared[month.period], month) for month in closed if month.period in compared]
+    due = [month for compared_ms, month in asked if compared_ms is None]
     old = [
-        (proof.seal.asked_ms, month.name, month)
-        for month, proof in proofs
-        if proof is not None
-        and proof.seal is not None
-        and proof.seal.asked_ms <= now_ms - COMPARE_AGAIN_MS
+        (compared_ms, month.name, month)
+        for compared_ms, month in asked
+        if compared_ms is not None and compared_ms <= now_ms - COMPARE_AGAIN_MS
     ]
     count = 0
     for month in [*reversed(due), *(month for *_, month in sorted(old)[:1])]:

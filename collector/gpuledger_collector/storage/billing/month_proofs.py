@@ -72,6 +72,12 @@ def read(connection: Connection, months: Sequence[Period]) -> dict[Period, Month
     }
 
 
+def seals_compared(connection: Connection) -> dict[Period, int | None]:
+    """Months whose proof was asked, and when the seal of each was compared last; None: never."""
+    rows = connection.execute("SELECT start_ms, end_ms, seal_asked_ms FROM month_proof")
+    return {Period(start_ms, end_ms): asked_ms for start_ms, end_ms, asked_ms in rows}
+
+
 def state(connection: Connection, month: Period) -> str:
     """The state of a month's ledger; empty where none of its days is rated."""
     month_state = select_value(
