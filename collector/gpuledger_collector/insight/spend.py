@@ -34,8 +34,8 @@ BAND = 0.8
 """Probability with which the shown band holds."""
 LIKELY = 0.6
 """Actual spend exceeds the lower end of a band of this probability four times in five."""
-MAX_LOG_RATIO, MAX_WIDENING = 3.0, 5.0
-"""Ratios are capped at twenty (e^3), and a band at five times its width without drift."""
+MAX_LOG_RATIO = 3.0
+"""A band is at most twenty times (e^3) what is expected, and at least a twentieth."""
 FEW_RATIOS = 3
 """With fewer past errors the band is the largest of them, and at least a tenth."""
 DRIFT_WIDENING = 1.5
@@ -148,7 +148,7 @@ def forecast_spend(
     by_horizon = past_ratios(past, days_after + 1)
     widening = DRIFT_WIDENING * autocorrelation(by_horizon[0]) / len(past)
     widths = [
-        half_widths(ratios, min(1 + widening * (day + 1), MAX_WIDENING))
+        half_widths(ratios, 1 + widening * (day + 1))
         for day, ratios in enumerate(by_horizon)
     ]
 
@@ -224,13 +224,13 @@ def half_widths(ratios: Sequence[float], widening: float) -> tuple[float, float]
     # Logarithms: twice as much and half as much are equally wrong.
     off = sorted(abs(math.log(ratio)) for ratio in ratios if ratio > 0)
     if len(off) < FEW_RATIOS:
-        widest = min(max([0.1, *off]), MAX_LOG_RATIO) * widening
+        widest = min(max([0.1, *off]) * widening, MAX_LOG_RATIO)
         return widest, widest * LIKELY / BAND
     # The finite-sample rank of split conformal prediction: one more than the errors, rounded up.
     band, likely = (
         off[min(math.ceil((len(off) + 1) * level), len(off)) - 1] for level in (BAND, LIKELY)
     )
-    return min(band, MAX_LOG_RATIO) * widening, min(likely, MAX_LOG_RATIO) * widening
+    return min(band * widening, MAX_LOG_RATIO), min(likely * widening, MAX_LOG_RATIO)
 
 
 def budget_exhaustion(forecast: SpendForecast, amount: int) -> BudgetExhaustion:

@@ -83,6 +83,15 @@ def test_the_band_is_not_wider_than_it_says(noise: float, walk: float) -> None:
     assert 0.70 <= inside / 300 <= 0.90, inside
 
 
+def test_a_band_is_never_further_than_twenty_times_from_what_is_expected() -> None:
+    """Also where a short history drifts by orders of magnitude and the month is long."""
+    end = forecast_spend([10**place for place in range(5, 13)], 0, 1.0, 29)
+    assert end is not None
+    for low, middle, high in zip(end.low, end.middle, end.high, strict=True):
+        assert high <= middle * 20.1
+        assert low >= middle / 20.1
+
+
 @given(
     st.lists(st.integers(0, 10**15), min_size=MIN_DAYS, max_size=60),
     st.integers(0, 10**15),
