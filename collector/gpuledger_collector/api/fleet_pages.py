@@ -140,6 +140,7 @@ def demand_page(
         form=_demand_form(site, narrowing, every_record, shown, models, wanted),
         free=[_free_facts(item, site, narrowing.model, zone) for item in free],
         tomorrow=free_gpus.say_tomorrow(free, zone),
+        unlisted=free_gpus.say_unlisted([item.now for item in free]),
         counts=sorted({gpus for item in free for gpus in item.at_once if item.week_of(gpus)}),
         zone=zone,
         free_csv=address(DEMAND, {**site.extra, "by": "model", "format": "csv"}),
@@ -195,11 +196,7 @@ def _free_facts(item: FreeModel, site: Site, model: str, zone: str) -> dict[str,
             free_gpus.say_availability(item, at_once, zone)
             for at_once in (shown if item.asked or is_asked else shown[-1:])
         ],
-        "enough": {
-            gpus: free_gpus.say_enough(week)
-            for gpus in item.at_once
-            if (week := item.week_of(gpus)) is not None
-        },
+        "enough": {gpus: week for gpus in item.at_once if (week := item.week_of(gpus)) is not None},
         "shown": [at_once.gpus for at_once in shown] if is_asked else (),
         "clocks": [
             (clock, [free_gpus.say_hours(at_once.by_clock[clock]) for at_once in shown])

@@ -16,7 +16,7 @@ from fastapi.responses import RedirectResponse
 from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
 from gpuledger_collector.api.auth.principal import Denied
 from gpuledger_collector.api.context import ReadContext
-from gpuledger_collector.api.narrowing import Narrowing, read_narrowing, require_choice
+from gpuledger_collector.api.narrowing import WHOLE, Narrowing, read_narrowing, require_choice
 from gpuledger_collector.api.page_routes import (
     LAST_DAYS,
     NoPage,
@@ -29,6 +29,7 @@ from gpuledger_collector.api.page_routes import (
 )
 from gpuledger_collector.export import findings as reports
 from gpuledger_collector.export import html
+from gpuledger_collector.export.free_gpus import say_unlisted
 from gpuledger_collector.export.list_form import list_form
 from gpuledger_collector.export.runs import (
     GPU_TIME_ONLY,
@@ -48,6 +49,7 @@ from gpuledger_collector.services.findings import (
     list_findings,
     list_idle_remedies,
 )
+from gpuledger_collector.services.free_gpus import count_free_now
 from gpuledger_collector.services.nodes import read_fleet
 from gpuledger_collector.services.owner_names import list_teams
 from gpuledger_collector.services.rated_period import read_rated_period
@@ -148,6 +150,9 @@ def idle_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -
         fleet = read_fleet(connection, now_ms)
         absence = None if listed.items else _explain(connection, view, span, calendar, now_ms)
         teams = list_teams(connection, view.reader.owner)
+        # About the entire fleet as it is now, so no part of it is compared.
+        compares = is_now and view.owner is None and narrowing == WHOLE
+        unlisted = say_unlisted(count_free_now(connection, now_ms)) if compares else ""
         site = view.site(
             connection,
             IDLE,
@@ -175,6 +180,7 @@ def idle_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -
         looked_ms=found.looked_ms,
         rows=shown,
         free=[reports.free_facts(group, by) for group in free[:SHOWN]],
+        unlisted=unlisted,
         by=by,
         form=list_form(
             site,

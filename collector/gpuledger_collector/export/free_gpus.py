@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuledger_collector.export.report import Column, Kind, Report
+from gpuledger_collector.insight.findings import FREE_MINUTES
 from gpuledger_collector.insight.free_gpus import (
     COUNTS,
     LIKELY,
@@ -12,6 +13,7 @@ from gpuledger_collector.insight.free_gpus import (
     Availability,
     FreeAtOnce,
     FreeModel,
+    ModelNow,
 )
 from gpuledger_common.plurals import plural
 
@@ -165,14 +167,32 @@ def say_tomorrow(items: Sequence[FreeModel], zone: str) -> str:
     return f"Likely to be free at once {when}: {', '.join(counts)}."
 
 
+def say_unlisted(models: Sequence[ModelNow]) -> str:
+    """How the free GPUs of now and those in the list of idle GPUs differ, in a sentence of both pages;
+    empty where they do not.
+    """
+    missing = [(model.not_listed, model) for model in models if model.not_listed]
+    gone = [(model.not_free, model) for model in models if model.not_free]
+    parts = []
+    if missing:
+        parts.append(
+            f"{_say_counts(missing)} free now, and not in the list of idle GPUs yet, which has a GPU"
+            f" when nobody has held it for {FREE_MINUTES} minutes"
+        )
+    if gone:
+        parts.append(f"{_say_counts(gone)} in that list, and not free by the latest reading")
+    return f"{'; '.join(parts)}." if parts else ""
+
+
+def _say_counts(counted: Sequence[tuple[int, ModelNow]]) -> str:
+    named = [f"{count:,} {model.model or 'of no known model'}" for count, model in counted]
+    is_one = len(counted) == 1 and counted[0][0] == 1
+    return f"{', '.join(named)} {'is' if is_one else 'are'}"
+
+
 def say_hours(hours: Availability) -> str:
     """The same of an hour of the day: `2 of 7`, and how many more are not known."""
     return f"{hours.enough} of {hours.hours}{_say_unknown(hours)}"
-
-
-def say_enough(hours: Availability) -> str:
-    """In how many hours: `31`, and how many more are not known."""
-    return f"{hours.enough}{_say_unknown(hours)}"
 
 
 def _say_unknown(hours: Availability) -> str:

@@ -63,6 +63,9 @@ class FreeHour:
 class ModelNow:
     """GPUs of a model that are there now: held, free, and all of them; `free_on_node` is the most
     that are free on one node, None where no node is known.
+
+    `listed` are those of which the list of idle GPUs says that nobody holds them, `listed_free` the
+    free ones among them.
     """
 
     model: str
@@ -70,6 +73,18 @@ class ModelNow:
     held: int
     free: int
     free_on_node: int | None = None
+    listed: int = 0
+    listed_free: int = 0
+
+    @property
+    def not_listed(self) -> int:
+        """Free ones that are not in the list yet."""
+        return self.free - self.listed_free
+
+    @property
+    def not_free(self) -> int:
+        """Those in the list that are not free any more."""
+        return self.listed - self.listed_free
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from gpuledger_collector.insight.free_gpus import (
     MORNING_DAYS,
     FreeHour,
     FreeModel,
+    ModelNow,
     count_free,
     day_kind,
     is_morning,
@@ -68,6 +69,13 @@ def read_free_gpus(
         )
         for model in models
     ]
+
+
+def count_free_now(connection: Connection, now_ms: int, pool: str = "") -> list[ModelNow]:
+    """Count the GPUs of each model that are held and free now, and of how many the list of idle GPUs
+    says so. Of one pool (empty: of all).
+    """
+    return free_gpus.models_now(connection, PoolChoice(pool), now_ms, FRESH_MS)
 
 
 def _clock(calendar: Calendar, at_ms: int) -> dt.datetime:

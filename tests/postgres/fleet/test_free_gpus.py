@@ -16,6 +16,7 @@ from gpuledger_collector.export.free_gpus import (
     name_model,
     say_availability,
     say_tomorrow,
+    say_unlisted,
 )
 from gpuledger_collector.insight.free_gpus import (
     WEEKDAY,
@@ -289,6 +290,48 @@ def test_what_is_free_now_is_the_latest_reading(seen, dsn):
     assert (ask(dsn)[H100].now.free, ask(dsn)[H100].other) == (0, 2)
 
 
+def test_the_two_lists_of_free_gpus_say_how_they_differ(seen, dsn):
+    """Demand counts readings of now, the list of idle GPUs those that were free for 15 minutes: both
+    pages say the same sentence of it, and none where they agree.
+    """
+    seen.connection.execute(
+        "INSERT INTO gpu_latest (accelerator_id, at_ms, state) SELECT id, %s, 'unallocated' FROM"
+        " accelerator WHERE uuid IN ('GPU-0001', 'GPU-0002')",
+        (NOW_MS - 1000,),
+    )
+
+    def find(uuid):
+        seen.connection.execute(
+            "INSERT INTO finding (key, kind, state, subject, accelerator_id, team, owner, since_ms,"
+            " opened_ms, until_ms, confidence, evidence) SELECT uuid, 'idle', 'unallocated', uuid, id,"
+            " '', '{}', %s, %s, %s, 0.9, '{}' FROM accelerator WHERE uuid = %s",
+            (NOW_MS - HOUR_MS, NOW_MS - HOUR_MS, NOW_MS - 1000, uuid),
+        )
+
+    def said():
+        """What both pages say; nothing where neither says it."""
+        with Database(dsn).transaction(read_only=True) as connection:
+            sentence = say_unlisted(service.count_free_now(connection, NOW_MS))
+        with running(dsn, clock=lambda: NOW_MS) as collector:
+            for path in ("/demand?reload=off", "/idle?reload=off"):
+                text = Page(collector.request("GET", path)[2]).text
+                is_said = (sentence or "not in the list of idle GPUs yet") in text
+                assert is_said == bool(sentence), (path, text)
+        return sentence
+
+    find("GPU-0001")
+    late = (
+        f"1 {H100} is free now, and not in the list of idle GPUs yet, which has a GPU when nobody has"
+        " held it for 15 minutes"
+    )
+    assert said() == f"{late}."
+    find("GPU-0003")
+    assert said() == f"{late}; 1 {H100} is in that list, and not free by the latest reading."
+    seen.connection.execute("DELETE FROM finding WHERE subject = 'GPU-0003'")
+    find("GPU-0002")
+    assert said() == ""
+
+
 def test_pools_are_chosen_by_name_or_a_part_of_it(seen, dsn):
     assert set(ask(dsn)) == {H100, L4}
     assert set(ask(dsn, pool="train")) == set(ask(dsn, words="RAI")) == {H100}
@@ -309,8 +352,8 @@ def test_the_page_answers_for_eight(seen, dsn):
         assert f"2 {H100}: 0 free now; so many were free in 24 of the last 168 hours" in page.text
         assert f"1 {L4}: " in page.text, "as many of each model as are asked for at most"
         (hours,) = [table for table in page.tables if table.rows[0][1:3] == ["1 free", "2"]]
-        assert hours.rows[1][:4] == [H100, "168", "24, 144 not known", "168"]
-        assert hours.rows[2][:4] == [L4, "0, 24 not known", "–", "24"]
+        assert hours.rows[1][:4] == [H100, "168", "24 144 not known", "168"]
+        assert hours.rows[2][:4] == [L4, "0 24 not known", "–", "24"]
         tomorrow = (
             "Likely to be free at once tomorrow from 08:00 to 12:00 UTC, as on weekdays before:"
             f" 1 {H100}."

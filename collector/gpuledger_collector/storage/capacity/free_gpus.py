@@ -13,6 +13,7 @@ from gpuledger_collector.storage.rows import select_as
 
 _MODEL = "coalesce(nullif(a.model, ''), c.gpu_model)"
 _THERE = """FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id"""
+_WELL = "a.health NOT IN ('failed', 'degraded')"
 # Whole GPUs alone; an empty pool has a name where people ask for it.
 _WHOLE = """c.gpu_micro = %(whole)s AND a.mig_instance IS NULL
     AND (%(pool)s = '' OR coalesce(nullif(c.pool, ''), %(unnamed)s) = %(pool)s)
@@ -58,21 +59,29 @@ def models_now(
     connection: Connection, pools: PoolChoice, now_ms: int, fresh_ms: int
 ) -> list[ModelNow]:
     """Count the GPUs of each model that are there now, by their latest readings that are not older
-    than `fresh_ms`, and the most that are free on one node; one that is not well is not free.
+    than `fresh_ms`, and the most that are free on one node; one that is not well is not free. And
+    how many of those that are well the list of idle GPUs has as held by nobody.
     """
     return select_as(
         connection,
         ModelNow,
         f"""
         SELECT model, sum(gpus)::bigint AS gpus, sum(held)::bigint AS held,
-            sum(free)::bigint AS free, max(free) FILTER (WHERE node_id IS NOT NULL) AS free_on_node
+            sum(free)::bigint AS free, max(free) FILTER (WHERE node_id IS NOT NULL) AS free_on_node,
+            sum(listed)::bigint AS listed, sum(listed_free)::bigint AS listed_free
         FROM (
-            SELECT {_MODEL} AS model, c.node_id, count(*) AS gpus,
-                count(*) FILTER (WHERE l.at_ms > %(after)s AND l.state = 'held') AS held,
-                count(*) FILTER (WHERE l.at_ms > %(after)s AND l.state = 'unallocated'
-                    AND a.health NOT IN ('failed', 'degraded')) AS free
-            {_THERE} LEFT JOIN gpu_latest l ON l.accelerator_id = c.accelerator_id
-            WHERE c.out_ms IS NULL AND {_WHOLE} GROUP BY 1, 2
+            SELECT model, node_id, count(*) AS gpus, count(*) FILTER (WHERE is_held) AS held,
+                count(*) FILTER (WHERE is_free) AS free, count(*) FILTER (WHERE is_listed) AS listed,
+                count(*) FILTER (WHERE is_listed AND is_free) AS listed_free
+            FROM (
+                SELECT {_MODEL} AS model, c.node_id, l.at_ms > %(after)s AND l.state = 'held' AS is_held,
+                    l.at_ms > %(after)s AND l.state = 'unallocated' AND {_WELL} AS is_free,
+                    {_WELL} AND c.accelerator_id = ANY(ARRAY(SELECT f.accelerator_id FROM finding f
+                        WHERE f.kind = 'idle' AND f.state = 'unallocated' AND f.team = ''
+                            AND f.resolved_ms IS NULL AND f.accelerator_id IS NOT NULL)) AS is_listed
+                {_THERE} LEFT JOIN gpu_latest l ON l.accelerator_id = c.accelerator_id
+                WHERE c.out_ms IS NULL AND {_WHOLE}
+            ) now GROUP BY 1, 2
         ) by_node GROUP BY 1 ORDER BY 2 DESC, 1
         """,
         _values(pools, after=now_ms - fresh_ms),
