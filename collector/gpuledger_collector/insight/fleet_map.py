@@ -17,7 +17,6 @@ from functools import cached_property
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.period import HOUR_MS, Period
-from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.accounting.usage import STRANDED, UNALLOCATED, UNAVAILABLE, UNOBSERVED
 
 BUSY, IDLE, ACTIVITY_UNKNOWN = "busy", "idle", "activity unknown"
@@ -75,7 +74,8 @@ class Grain(StrEnum):
 
 @dataclass(slots=True)
 class Holder:
-    """Who held an accelerator for a part of the hour; `team` None: not rated yet.
+    """Who held an accelerator for a part of the hour; `team` None: not rated yet. Where accelerators
+    are not drawn one by one it is all workloads of a team, and those are not named.
 
     Not frozen, as a page makes tens of thousands.
     """
@@ -338,8 +338,10 @@ class FleetMap:
             return {}
         sums: dict[str, int] = {}
         for item, categories in zip(self.items, self._own_categories, strict=True):
+            # As `gpu_ns` has it: tens of thousands of calls would take longer than the sum.
+            gpu_micro = item.gpu_micro
             for name, ms in categories.items():
-                sums[name] = sums.get(name, 0) + gpu_ns(item.gpu_micro, ms)
+                sums[name] = sums.get(name, 0) + gpu_micro * ms
         sums = {name: time_ns for name, time_ns in sums.items() if name in self.teams}
         colored: dict[int, str] = {}
         for name in sorted(sums, key=lambda name: (-sums[name], name)):
@@ -409,7 +411,7 @@ class FleetMap:
                 name = colors[number]
                 counts[name] = counts.get(name, 0) + 1
             for name, ms in categories[number].items():
-                times[name] = times.get(name, 0) + gpu_ns(gpu_micro, ms)
+                times[name] = times.get(name, 0) + gpu_micro * ms
         return tuple(
             Share(name, counts.get(name, 0), times[name]) for name in self.order if name in times
         )

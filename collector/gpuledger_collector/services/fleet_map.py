@@ -66,6 +66,10 @@ class MapQuestion:
     node: str | None = None
     with_holders: bool = False
 
+    def admits(self, item: MappedAccelerator) -> bool:
+        """Whether an accelerator is in what the map is narrowed to."""
+        return self.pool in {None, item.pool} and self.node in {None, item.node}
+
 
 def read_fleet_map(connection: Connection, asked: MapQuestion, now_ms: int) -> FleetMap:
     """Read the map, for a reader of the entire fleet. Raises ValueError for an hour to come."""
@@ -90,20 +94,22 @@ def _read_hour(
     is_rated = len(checks) == len(days) and checks[-1].until_ms > start_ms
     until_ms = min(hour.end_ms, checks[-1].until_ms if is_rated else now_ms)
     rows = fleet_hours.used_hours(connection, hour, asked.pool, asked.node)
-    with_holders = asked.with_holders or asked.color is ColorBy.OWNER
-    day_starts = [day.start_ms for day in whole_days]
-    holders = (
-        _by_accelerator(fleet_hours.hour_holders(connection, hour, day_starts))
-        if with_holders
-        else {}
-    )
     counted = Period(start_ms, max(start_ms, until_ms))
-    items = [
-        _hour_of(own_rows, counted, holders.get(own_rows[-1].accelerator_id, ()))
+    by_number = {
+        own_rows[-1].accelerator_id: item
         for own_rows in _rows_by_accelerator(rows)
-    ]
-    items = [item for item in items if item.states]
-    items += _stranded(rows, counted)
+        if (item := _hour_of(own_rows, counted)).states
+    }
+    if asked.with_holders or asked.color is ColorBy.OWNER:
+        # Jobs are named where accelerators are drawn one by one, and in files.
+        drawn = [item for item in by_number.values() if asked.admits(item)]
+        with_names = asked.with_holders or finest_grain(drawn) is Grain.GPU
+        day_starts = [day.start_ms for day in whole_days]
+        found = fleet_hours.hour_holders(connection, hour, day_starts, with_names=with_names)
+        for number, holders in _by_accelerator(found).items():
+            if number in by_number:
+                by_number[number].holders = holders
+    items = [*by_number.values(), *_stranded(rows, counted)]
     return _map_of(
         connection,
         asked,
@@ -115,9 +121,7 @@ def _read_hour(
     )
 
 
-def _hour_of(
-    rows: Sequence[UsedHour], counted: Period, holders: Sequence[Holder]
-) -> MappedAccelerator:
+def _hour_of(rows: Sequence[UsedHour], counted: Period) -> MappedAccelerator:
     """One accelerator's hour; one that moved stands where it was last."""
     row = rows[-1]
     busy_ms, idle_ms = row.busy_ms or 0, row.idle_ms or 0
@@ -130,7 +134,7 @@ def _hour_of(
         row.unavailable_ms or 0,
     )
     known_ms = busy_ms + idle_ms
-    return _item(row, states, busy_ms * 1000 // known_ms if known_ms else None, holders)
+    return _item(row, states, busy_ms * 1000 // known_ms if known_ms else None)
 
 
 def _present_ms(rows: Sequence[PlacedAccelerator], counted: Period) -> int:
@@ -315,13 +319,7 @@ def _map_of(
     holds: bool | None = None,
     node_states: Mapping[str, str] | None = None,
 ) -> FleetMap:
-    items = _ordered(
-        [
-            item
-            for item in items
-            if asked.pool in {None, item.pool} and asked.node in {None, item.node}
-        ]
-    )
+    items = _ordered([item for item in items if asked.admits(item)])
     finest = finest_grain(items)
     grain = finest if asked.grain is None else max(finest, asked.grain, key=GRAINS.index)
     return FleetMap(
