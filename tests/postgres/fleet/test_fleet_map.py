@@ -16,6 +16,7 @@ from fakes.two_teams import OWN, token
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period
 from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.export.fleet_map import FLEET_MAP, MapAddress, block_pictures, map_rows
+from gpuledger_collector.insight import fleet_map as insight
 from gpuledger_collector.insight.fleet_map import ColorBy, Grain
 from gpuledger_collector.services.fleet_map import MapQuestion, read_fleet_map
 from gpuledger_collector.storage.billing import reports
@@ -99,6 +100,19 @@ def test_owners_are_those_of_the_charges(reading):
                 drawn[holder.team] += gpu_ns(item.gpu_micro, holder.held_ms)
     assert drawn == charged
     assert set(drawn) == {"vision", "nlp", "speech"}
+
+
+def test_a_map_of_nodes_by_owner_is_that_of_gpus(reading, monkeypatch):
+    """Where boards are not drawn one by one no job is named, and every team has the same time."""
+    hours = [OCTOBER + (33 * 24 + at) * HOUR for at in range(24)]
+    whole = [asked(reading, at_ms=at_ms, color=ColorBy.OWNER) for at_ms in hours]
+    monkeypatch.setattr(insight, "MOST_DEVICES", 0)
+    for gpus, at_ms in zip(whole, hours, strict=True):
+        nodes = asked(reading, at_ms=at_ms, color=ColorBy.OWNER)
+        assert (gpus.grain, nodes.grain) == (Grain.GPU, Grain.NODE)
+        assert nodes.shares == gpus.shares
+        assert {holder.name for item in nodes.items for holder in item.holders} <= {""}
+    assert any(item.main_holder.name for gpus in whole for item in gpus.items if item.holders)
 
 
 def test_late_evidence_of_a_closed_day_has_an_owner(reading):
