@@ -63,6 +63,14 @@ from oracle.worlds import MINUTE, Batch, World
 
 OWNER_COLUMNS = "o.org, o.team, o.project, o.experiment, o.run, o.user_name"
 BY = "org,team,project,experiment,run,user,pool,model"
+GPU_COUNTERS = (
+    "prefill_gpu_ms",
+    "decode_gpu_ms",
+    "other_gpu_ms",
+    "computed_tokens",
+    "decoded_tokens",
+)
+"""What an agent calls the GPU time of a server and the tokens computed in it."""
 MINOR = {"USD": 10_000, "EUR": 10_000, "JPY": 1_000_000}
 """Micro-units of the minor unit."""
 
@@ -388,9 +396,20 @@ class Ledger:
     def tell_readings(self, readings: Sequence[Reading]) -> None:
         """Counters of a server, as the agent of its node sends them."""
         counts = [
-            Count(0, "http://server/metrics", counter, one.at, value, engine="vllm")
+            Count(
+                0,
+                "http://server/metrics",
+                counter,
+                one.at,
+                value,
+                engine="sglang" if one.gpu else "vllm",
+            )
             for one in readings
-            for counter, value in (("prompt_tokens", one.input), ("generated_tokens", one.output))
+            for counter, value in (
+                ("prompt_tokens", one.input),
+                ("generated_tokens", one.output),
+                *zip(GPU_COUNTERS, one.gpu, strict=False),
+            )
         ]
         first = readings[0]
         self.count(first.node, readings[-1].at, [wire_workload(first.job)], counts=counts)
@@ -770,6 +789,7 @@ def text_of(servers: Sequence[Server], tenants: Sequence[Tenant]) -> str:
         lines += [f"backends = {quoted(server.backends)}"] if server.backends else []
         match = ", ".join(f"{name} = {json.dumps(text)}" for name, text in server.served_by)
         lines += [f"served_by = {{ {match} }}", f'weights = "{" : ".join(server.weights)}"']
+        lines.append(f'weights_from = "{server.weights_from}"')
         lines.append(f'idle = "{server.idle}"')
         lines += [f'mode = "{server.mode}"', f'claims = "{server.claims}"']
         if server.reserved:

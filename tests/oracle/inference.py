@@ -78,8 +78,21 @@ class Amounts(NamedTuple):
     charged: int = 0
 
 
+class Counted(NamedTuple):
+    """What a server's counters counted on a day.
+
+    `is_whole`: they cover it. `gpu`: milliseconds of its GPUs for prompts, answers and other things,
+    and the prompt and answer tokens that were computed in them.
+    """
+
+    input: int
+    output: int
+    is_whole: bool
+    gpu: tuple[int, ...] = (0, 0, 0, 0, 0)
+
+
 class ServerDay(NamedTuple):
-    """What a declared server's day is split by.
+    """What a declared server's day is split by; its weights are those of the day.
 
     `rows`: what its workloads cost, with their part of what policies added; `tokens`: as gateways
     counted them.
@@ -87,7 +100,7 @@ class ServerDay(NamedTuple):
 
     server: Server
     rows: Mapping[JobKey, Sequence[int]]
-    counted: tuple[int, int, bool] | None
+    counted: Counted | None
     tokens: Mapping[Claimant, Counts]
 
 
@@ -170,10 +183,11 @@ def servers_of(rating: Rating, facts: Facts, day: dt.date) -> Iterator[ServerDay
     costs = costs_of_day(rating, start, set().union(*workloads))
     asked = asked_on(facts, servers, start, end)
     for server, jobs in zip(servers, own, strict=True):
+        counted = counted_by(facts, rating, jobs, start, end)
         yield ServerDay(
-            server,
+            weighed(server, counted),
             {key: row for key, row in costs.items() if key.job in jobs},
-            counted_by(facts, rating, jobs, start, end),
+            counted,
             bounded(asked.get(server.name, {})),
         )
 
@@ -374,15 +388,35 @@ def counted_since(
 # What servers counted.
 
 
+def weighed(server: Server, counted: Counted | None) -> Server:
+    """A server with the weights of a day: what an answer token took of its GPUs over what a prompt
+    token took, where more than a minute went to each and at most a twentieth to anything else.
+
+    Choice: rounded to thousandths of an input token that weighs 1, half to even.
+    """
+    if server.weights_from != "gpu_seconds" or counted is None:
+        return server
+    prompts, answers, other, computed, decoded = counted.gpu
+    if min(prompts, answers) < 60_000 or not computed or not decoded:
+        return server
+    if 20 * other > prompts + answers + other:
+        return server
+    ratio = Fraction(answers, decoded) / Fraction(prompts, computed)
+    output = Fraction(round(Fraction(server.weights[0]) * ratio * 1000), 1000)
+    if not 0 < output <= WHOLE:
+        return server
+    return server._replace(weights=(*server.weights[:2], str(output)))
+
+
 def counted_by(
     facts: Facts, rating: Rating, jobs: set[str], start: int, end: int
-) -> tuple[int, int, bool] | None:
+) -> Counted | None:
     """Input and output that the counters of workloads counted on a day, and whether they cover it:
     all but ten minutes of the time that was held. None: they say nothing.
 
     Choice: of accelerators that a workload held in one hour, the longest.
     """
-    counted, is_known, missing = [0, 0], False, 0
+    counted, is_known, missing = [0] * 7, False, 0
     for key in sorted(jobs):
         readings = sorted(
             (one for one in facts.readings if one.job.key(one.node) == key), key=lambda one: one.at
@@ -391,15 +425,16 @@ def counted_by(
         for before, after in pairwise(readings):
             if after.at - before.at > GAP:
                 continue
-            for at in (0, 1):
-                increase = after[3 + at] - before[3 + at]
+            values = [(one.input, one.output, *one.gpu) for one in (before, after)]
+            for at, (first, last) in enumerate(zip(*values, strict=False)):
+                increase = last - first
                 if increase < 0:
                     # A restart is known of its hour, and counts nothing.
-                    is_known = is_known or start <= after.at - after.at % HOUR < end
+                    is_known = is_known or (at < 2 and start <= after.at - after.at % HOUR < end)
                     continue
                 for hour, part in spread(before.at, after.at, increase).items():
                     if start <= hour < end:
-                        is_known = True
+                        is_known = is_known or at < 2
                         counted[at] += part
                         covered[hour, at] += min(after.at, hour + HOUR) - max(before.at, hour)
         hours = {
@@ -411,7 +446,7 @@ def counted_by(
             missing += end - start
         for hour, held in hours.items():
             missing += max(held - min(covered[hour, 0], covered[hour, 1]), 0)
-    return (counted[0], counted[1], missing <= GAP) if is_known else None
+    return Counted(*counted[:2], missing <= GAP, tuple(counted[2:])) if is_known else None
 
 
 # The split.
@@ -464,7 +499,7 @@ def used_and_idle(cost: int, active: Sequence[int]) -> tuple[int, int]:
 
 
 def compared(
-    known: Mapping[Claimant, Counts], counted: tuple[int, int, bool] | None
+    known: Mapping[Claimant, Counts], counted: Counted | None
 ) -> tuple[dict[Claimant, Counts], bool]:
     """Tokens by which a day is split: scaled down to what the server counted, or with what only the
     server knows.

@@ -162,6 +162,7 @@ class Server(NamedTuple):
     last: dt.date | None = None
     mode: str = "showback"
     claims: str = "shown"
+    weights_from: str = "declared"
 
 
 class Tenant(NamedTuple):
@@ -204,13 +205,18 @@ class Page(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A reading of a server's own counters of input and output, as its node tells it."""
+    """A reading of a server's own counters of input and output, as its node tells it.
+
+    `gpu`: milliseconds of its GPUs for prompts, answers and other things, and the prompt and answer
+    tokens that they computed in them; empty: it does not count that.
+    """
 
     node: str
     job: Job
     at: int
     input: int
     output: int
+    gpu: tuple[int, ...] = ()
 
 
 class Row(NamedTuple):

@@ -361,6 +361,63 @@ def two_sources_of_one_job() -> World:
     return world("sources", TEN, *steps, last=dt.date(2024, 8, 4))
 
 
+def weighed_by_gpu_time() -> World:
+    """Two servers whose output weighs what their GPU time says of each day, one charged and one
+    shown. A month is closed when half of its last day was read; the rest comes afterwards and says
+    something else, so that what was charged is corrected and what was shown stays.
+    """
+    weights = ("1", "0.1", "4")
+    servers = (
+        Server("qwen", ("qwen*",), (("job", "s"),), weights=weights, mode="charged"),
+        Server("llama", ("llama",), (("job", "k"),), weights=weights, idle="platform"),
+    )
+    servers = tuple(one._replace(weights_from="gpu_seconds") for one in servers)
+    tenants = Tenant("", "vision", "vision"), Tenant("litellm", "nlp", "bravo")
+    asked = tuple(
+        Asked(
+            f"{day}-{tenant}-{model}",
+            Asker("litellm", tenant, model, "", CHECKED),
+            AUGUST + day * DAY + HOUR,
+            AUGUST + day * DAY + 2 * HOUR,
+            (given, given // 3, output, 1),
+        )
+        for day in (30, 31)
+        for model in ("qwen3", "llama")
+        for tenant, given, output in (("vision", 9_001, 11), ("nlp", 700, 2_003))
+    )
+
+    def readings(name: str, team: str, first: int, last: int) -> Step:
+        """An answer token takes 5 times what a prompt token does, and 9 times from noon on."""
+        job = Job("slurm", name, "", "", "", (("team", team),))
+        start = AUGUST + 30 * DAY
+        rows = []
+        for at in range(first, last):
+            slow = max(at - 72, 0)
+            gpu = (6_000 * at, 15_000 * at + 12_000 * slow, 100 * at, 400 * at, 200 * at)
+            rows.append(Reading("n1", job, start + at * 10 * MINUTE, 400 * at, 200 * at, gpu))
+        return "readings", tuple(rows)
+
+    held = [
+        seen(AUGUST + day * DAY, 24, team, uuid=f"GPU-{at}", job=name, pool="train")
+        for day in (30, 31)
+        for at, (name, team) in enumerate((("s", "alpha"), ("k", "charlie")))
+    ]
+    return world(
+        "weighed",
+        TEN,
+        *held,
+        ("servers", (servers, tenants)),
+        ("post", asked),
+        readings("s", "alpha", 0, 73),
+        readings("k", "charlie", 0, 73),
+        ("close", "2024-08"),
+        readings("s", "alpha", 73, 289),
+        readings("k", "charlie", 73, 289),
+        ("look", True),
+        last=dt.date(2024, 9, 2),
+    )
+
+
 STORIES: tuple[Callable[[], World], ...] = (
     share_of_one_millionth,
     one_second_in_a_pool,
@@ -375,6 +432,7 @@ STORIES: tuple[Callable[[], World], ...] = (
     first_look_after_late_evidence,
     back_after_days_of_silence,
     claim_within_an_hour,
+    weighed_by_gpu_time,
     back_within_an_hour,
     who_asked_a_shared_server,
     charged_for_a_closed_month,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from oracle.inference import matches
 from oracle.model import (
     DAY,
     HOUR,
@@ -51,7 +52,9 @@ class Tenants:
         self.maker, self.steps = maker, steps
         self.rng = random.Random(f"tenants of {maker.seed}")
         self.charged = random.Random(f"charged servers of {maker.seed}")
-        self.serving: list[str] = []
+        self.measured = random.Random(f"measured weights of {maker.seed}")
+        self.weighed: list[Server] = []
+        """Servers that are weighed by their GPU time."""
 
     def declare(self) -> None:
         """Servers, mostly twice; records, a page and counters of servers."""
@@ -75,6 +78,9 @@ class Tenants:
         if rng.random() < 0.7:
             for readings in self.readings():
                 self.put(("readings", readings))
+        for readings in self.measured_readings():
+            # After all others, by a stream of their own: these stay where they were.
+            self.steps.insert(self.measured.randint(0, len(self.steps)), ("readings", readings))
 
     def put(self, step: Step) -> None:
         self.steps.insert(self.rng.randint(0, len(self.steps)), step)
@@ -128,6 +134,10 @@ class Tenants:
                     *self.modes(),
                 )
             )
+        for at, one in enumerate(found):
+            if one.weights[0] != "0" and self.measured.random() < 0.6:
+                found[at] = one._replace(weights_from="gpu_seconds")
+                self.weighed.append(found[at])
         return tuple(found)
 
     def modes(self) -> tuple[str, str]:
@@ -254,12 +264,69 @@ class Tenants:
             found += list(self.told(node, job, read))
         return found
 
+    def measured_readings(self) -> list[tuple[Reading, ...]]:
+        """Counters of some workloads of servers that are weighed by their GPU time, of which no
+        others were read: the whole time, with restarts.
+        """
+        rng, found = self.measured, []
+        read = {
+            one.job.key(one.node) for kind, what in self.steps if kind == "readings" for one in what
+        }
+        jobs = {
+            job.key(one.node): (one.node, job)
+            for one in sorted(self.maker.sightings, key=str)
+            for job, _ in one.holders
+            if job.id in self.maker.jobs
+        }
+        fitting = [
+            key
+            for key, (_, job) in sorted(jobs.items())
+            if key not in read and any(matches(server, key, job) for server in self.weighed)
+        ]
+        for key in rng.sample(fitting, min(len(fitting), 3)):
+            node, job = jobs[key]
+            job = self.maker.job(job.id, node, self.maker.start)
+            counts, rows = [0, 0], []
+            for at in range(self.maker.start, self.maker.end, 10 * MINUTE):
+                if rng.random() < 0.01:
+                    counts = [0, 0]
+                counts = [counts[0] + rng.randint(0, 600), counts[1] + rng.randint(0, 150)]
+                rows.append((at, *counts))
+            found += self.told(node, job, rows)
+        return found
+
+    def gpu_times(self, read: Sequence[tuple[int, int, int]]) -> list[tuple[int, ...]]:
+        """What the same readings say of GPU time and of the tokens computed in it, mostly; it begins
+        anew with the other counters, and some of it is too little or too mixed to say what a token
+        takes.
+        """
+        rng = self.measured
+        if rng.random() < 0.3:
+            return [() for _ in read]
+        most_ms = rng.choice((200, 3_000, 60_000))
+        most = (most_ms, most_ms, rng.choice((0, 0, most_ms // 15, most_ms // 2)))
+        most_tokens = (rng.choice((0, 40, 9_000)), rng.choice((3, 700)))
+        total, found, before = [0] * 5, [], 0
+        for _, given, _ in read:
+            if given < before:
+                total = [0] * 5
+            before = given
+            total = [
+                at + rng.randint(0, limit)
+                for at, limit in zip(total, (*most, *most_tokens), strict=True)
+            ]
+            found.append(tuple(total))
+        return found
+
     def told(
         self, node: str, job: Job, read: Sequence[tuple[int, int, int]]
     ) -> list[tuple[Reading, ...]]:
         """Readings in one or two parts."""
         cut = self.rng.choice((0, len(read) // 2))
-        rows = [Reading(node, job, *values) for values in read]
+        rows = [
+            Reading(node, job, *values, gpu)
+            for values, gpu in zip(read, self.gpu_times(read), strict=True)
+        ]
         return [tuple(part) for part in (rows[:cut], rows[cut:]) if part]
 
 
