@@ -92,7 +92,7 @@ def test_the_deep_proof_finds_packed_evidence_that_changed(rich, run, dsn):
     pack_usage_intervals(Database(dsn), 37, LATER)
     assert run("reconcile", "--period", OPEN, "--evidence")[0] == 0
     rich.connection.execute(
-        "UPDATE usage_interval_day SET length_least = length_least - 1000 WHERE day_ms >= %s",
+        "UPDATE usage_interval_day SET jitter_least = jitter_least - 1000 WHERE day_ms >= %s",
         (OCTOBER + 33 * DAY,),
     )
     code, _, error = run("reconcile", "--period", OPEN, "--evidence")
