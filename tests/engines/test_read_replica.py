@@ -9,7 +9,19 @@ import psycopg
 import pytest
 
 from fakes.batches import batch
-from fakes.books import ANSWERS, CLOSED, OPEN, Command, answers, furnish, printed, tables, world_of
+from fakes.books import (
+    ANSWERS,
+    CLOSED,
+    EVIDENCE,
+    OPEN,
+    Command,
+    answers,
+    furnish,
+    pack_august,
+    printed,
+    tables,
+    world_of,
+)
 from fakes.engines import Engine, engine
 from fakes.processes import CollectorProcess
 from gpuledger_collector.storage.errors import ReadReplica
@@ -86,6 +98,7 @@ def pair(folder):
         migrate.upgrade(primary.dsn())
         with world_of(primary.dsn()) as world:
             furnish(world, folder)
+        pack_august(primary.dsn())
         answers(Command(primary.dsn()))
         for arguments in REPORTS:  # what reading commands bring up to date on the primary
             Command(primary.dsn())(*given(arguments, folder))
@@ -132,6 +145,7 @@ def test_reading_commands_work_and_writing_ones_say_so(pair, folder):
     read, write = Command(replica.dsn()), Command(replica.dsn())
     assert answers(read) == expected
     assert tables(replica.dsn()) == content
+    assert content[EVIDENCE][0] > content["usage_interval"][0] > 0
     rows = [[" ".join(ANSWERS[name]), "reads", f"{expected[name]} equal"] for name in expected]
     for arguments in REPORTS + SILENT:
         there, here = (

@@ -7,7 +7,7 @@ import contextlib
 import psycopg
 import pytest
 
-from fakes.books import Command, answers, furnish, printed, tables, world_of
+from fakes.books import EVIDENCE, Command, answers, furnish, pack_august, printed, tables, world_of
 from fakes.engines import MAJORS, engine
 from gpuledger_collector.storage.server import migrate
 
@@ -39,6 +39,7 @@ def ledgers(engines, folder):
         migrate.upgrade(server.dsn())
         with world_of(server.dsn()) as world:
             furnish(world, folder)
+        pack_august(server.dsn())
         answers(Command(server.dsn()))  # brings everything up to date
         backups[major] = folder / f"{major}.dump"
         code, _, err = Command(server.dsn())("db", "backup", backups[major])
@@ -55,6 +56,8 @@ def test_every_backup_restores_into_every_version(engines, ledgers):
         expected, content = answers(Command(engines[source].dsn())), tables(engines[source].dsn())
         assert content["charge"][0] > 0
         assert content["correction"][0] > 0
+        assert content["usage_interval_day"][0] > 0
+        assert content[EVIDENCE][0] > content["usage_interval"][0] > 0
         for target, server in engines.items():
             there = server.create_database(f"from_{source}")
             code, out, err = Command(there)("db", "restore", backup)

@@ -15,6 +15,9 @@ from fakes.collector import running
 from fakes.facts import AUGUST_MS, DAY, HOUR, SEPTEMBER_MS, World, mig
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
+from gpuledger_collector.services.upkeep import pack_usage_intervals
+from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.telemetry import usage_evidence
 
 CLOSED, OPEN = ("--period", "2026-08"), ("--period", "2026-09")
 ANSWERS = {
@@ -78,6 +81,11 @@ def furnish(world: World, folder: Path) -> None:
     world.run("chargeback", *OPEN)
 
 
+def pack_august(dsn: str) -> None:
+    """Pack the evidence of August of such a ledger; that of September stays in rows."""
+    assert pack_usage_intervals(Database(dsn), 37, SEPTEMBER_MS + 37 * DAY).intervals
+
+
 def answers(run: Command) -> dict[str, str]:
     """What each command prints, as a short hash; an assertion error for one that fails."""
     hashes = {}
@@ -89,6 +97,7 @@ def answers(run: Command) -> dict[str, str]:
     return hashes
 
 
+EVIDENCE = "usage intervals, packed or not"
 ASKED = ("month_proof",)
 """Written by whoever asks a question, `answers` among them: when it was asked, and of which
 transactions.
@@ -96,7 +105,7 @@ transactions.
 
 
 def tables(dsn: str) -> dict[str, tuple[int, str]]:
-    """Rows and a hash of the content of every table of the product, but for ASKED."""
+    """Rows and a hash of the content of every table of the product, but for ASKED, and of EVIDENCE."""
     with psycopg.connect(dsn) as connection:
         connection.execute("SET TIME ZONE 'UTC'")
         names = connection.execute(
@@ -105,12 +114,17 @@ def tables(dsn: str) -> dict[str, tuple[int, str]]:
             " BY 1",
             (list(ASKED),),
         ).fetchall()
-        return {name: connection.execute(_HASH.format(name)).fetchone() for (name,) in names}
+        contents = {name: f'SELECT t::text AS line FROM "{name}" t' for (name,) in names}
+        contents[EVIDENCE] = f"SELECT s::text AS line FROM {usage_evidence.intervals(0)} AS s"
+        return {
+            name: connection.execute(_HASH.format(lines)).fetchone()
+            for name, lines in contents.items()
+        }
 
 
 _HASH = (
     "SELECT count(*), coalesce(md5(string_agg(line, E'\\n' ORDER BY line COLLATE \"C\")), '') "
-    'FROM (SELECT t::text AS line FROM "{}" t) AS lines'
+    "FROM ({}) AS lines"
 )
 
 
