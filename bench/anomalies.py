@@ -318,7 +318,7 @@ class Book:
             "findings": SimpleNamespace(
                 overlapping=lambda *_: [], drop=_ignore, set_progress=_ignore, upsert=self._put
             ),
-            "prices": SimpleNamespace(price_book=lambda _: PriceBook(self._prices)),
+            "prices": SimpleNamespace(price_book=lambda *_: PriceBook(self._prices)),
             "rules": SimpleNamespace(current=lambda _: []),
             "workloads": SimpleNamespace(facts=lambda *_: facts),
         }

@@ -98,7 +98,7 @@ class Schedule:
                 drop=self._drop,
                 set_progress=lambda *_: None,
             ),
-            "prices": SimpleNamespace(price_book=lambda _: PriceBook(prices)),
+            "prices": SimpleNamespace(price_book=lambda *_: PriceBook(prices)),
             "rules": SimpleNamespace(current=lambda _: []),
             "workloads": SimpleNamespace(
                 facts=lambda _, ids: {one: self.facts[one] for one in ids}
