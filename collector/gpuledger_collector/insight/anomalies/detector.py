@@ -5,7 +5,7 @@ is normal, and an unobserved instant must be neither a saving nor an alarm.
 
 Idea: two excesses over the rolling baseline (baseline.py), in units of its spread, are added.
 *Fast*: the height above everything usual. *Slow*: a one-sided CUSUM (Page 1954) of the distance
-from the level, clipped so that no single hour fires, and leaking so that it forgets. The reference
+from the level, capped so that no single hour fires, and leaking so that it forgets. The reference
 of both is raised to what recurred at this hour in both weeks before. What
 long-running workloads make is judged the same way beside the whole, where it is known: a runaway or
 a leak grows there long before it is above a team's usual bursts. Where the rate is known (cost and
@@ -48,9 +48,8 @@ class Tuning:
     threshold.
     """
     far: float = 3.0
-    min_of_level: float = 0.05
     min_of_mean: float = 0.15
-    """The spread is at least these shares of level and mean: after a flat past a small change is no
+    """The spread is at least this share of the mean: after a flat past a small change is no
     anomaly.
     """
     above_height: float = 1.15
@@ -61,7 +60,6 @@ class Tuning:
     slow: float = 0.07
     slack: float = 0.6
     clip_up: float = 4.0
-    clip_down: float = 3.0
     memory: float = 0.985
     cap: float = 20.0
     fatigue: float = 0.5
@@ -200,9 +198,7 @@ def _limits(series: Series, tuning: Tuning) -> tuple[Floats, Floats, Floats, Flo
     past = rolling_baseline(series)
     # A flat past has no spread: without a minimum, its first small change would be infinitely far
     # away.
-    scale = np.maximum.reduce(
-        [past.spread, tuning.min_of_level * past.level, tuning.min_of_mean * past.mean]
-    )
+    scale = np.maximum(past.spread, tuning.min_of_mean * past.mean)
     scale = np.where(scale > 0, scale, np.nan)
     expected = np.fmax(past.level, past.recurring)
     usual = np.fmax(past.level + tuning.above_height * (past.height - past.level), expected)
@@ -242,9 +238,9 @@ def _drift(distance: Floats, hours: float, tuning: Tuning) -> Floats:
     """The leaking one-sided CUSUM after each instant of `hours`; an unknown instant changes
     nothing.
     """
-    # Clipped before it is summed, so that one extreme hour cannot fill the sum; the fast excess
+    # Capped before it is summed, so that one extreme hour cannot fill the sum; the fast excess
     # sees that hour.
-    change = hours * (np.clip(distance, -tuning.clip_down, tuning.clip_up) - tuning.slack)
+    change = hours * (np.minimum(distance, tuning.clip_up) - tuning.slack)
     memory = tuning.memory**hours
     out = np.zeros(len(distance))
     total = 0.0
