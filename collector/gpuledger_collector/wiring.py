@@ -70,22 +70,33 @@ def read_clock() -> int:
 
 
 @contextlib.contextmanager
-def database(settings: Settings, *, migrated: bool = True) -> Iterator[Database]:
+def database(
+    settings: Settings, *, migrated: bool = True, sharing: bool = False
+) -> Iterator[Database]:
     """Open the database of these settings: the one given by DSN, else the embedded one, started and
     stopped as needed.
 
     The embedded one is migrated; one given by DSN must have been. `migrated=False` leaves the
-    schema alone. Raises StorageError with a sentence for people.
+    schema alone. `sharing`: transactions that follow each other share one connection. Raises
+    StorageError with a sentence for people.
     """
     from gpuledger_collector.storage.database import Database
 
     given = settings.database_dsn()
     if given is not None:
+        from gpuledger_collector.storage.database import is_standby
         from gpuledger_collector.storage.server import schema_version
 
-        if migrated:
-            _require_current(given)
-        yield Database(given, standby=schema_version.reads_standby(given))
+        with contextlib.ExitStack() as stack:
+            opened = Database(given)
+            if sharing:
+                opened = stack.enter_context(opened.sharing_connection())
+            with opened.transaction() as connection:
+                is_current = not migrated or schema_version.has_newest(connection)
+                standby = is_standby(connection)
+            if not is_current:
+                _require_current(given)
+            yield dataclasses.replace(opened, standby=standby)
         return
     import psycopg
 
@@ -107,16 +118,13 @@ def database(settings: Settings, *, migrated: bool = True) -> Iterator[Database]
 
 
 def _require_current(dsn: str) -> None:
-    """Call migrate.require_current only when the revision differs, to spare importing Alembic.
+    """Say what is between a database and the latest revision; Alembic is imported only for that.
 
     Raises StorageError.
     """
-    from gpuledger_collector.storage.server import schema_version
+    from gpuledger_collector.storage.server import migrate
 
-    if not schema_version.is_newest(dsn):
-        from gpuledger_collector.storage.server import migrate
-
-        migrate.require_current(dsn)
+    migrate.require_current(dsn)
 
 
 def _upgrade(dsn: str) -> None:
@@ -548,10 +556,12 @@ def readiness_problems(opened: Database) -> str | None:
 
     from gpuledger_collector.storage import distribution
     from gpuledger_collector.storage.errors import StorageError
+    from gpuledger_collector.storage.server import schema_version
 
     try:
-        _require_current(opened.dsn)
         with opened.connect() as connection:
+            if not schema_version.has_newest(connection):
+                _require_current(opened.dsn)
             return distribution.worker_problem(connection)
     except (StorageError, psycopg.Error) as error:
         return str(error).strip().partition("\n")[0]

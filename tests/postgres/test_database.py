@@ -4,7 +4,9 @@ import contextlib
 
 import psycopg
 import pytest
+from typer.testing import CliRunner
 
+from gpuledger_collector.cli import build
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Lock
 
@@ -76,3 +78,14 @@ def test_a_lock_is_free_when_its_block_has_ended(dsn, monkeypatch, fails):
     monkeypatch.undo()
     for session in sessions:
         session.close()
+
+
+def test_a_command_has_one_connection(dsn, monkeypatch):
+    """Whether the schema is the latest, and what the command reads, are asked on the same one."""
+    opened, connect = [], psycopg.connect
+    monkeypatch.setattr(
+        psycopg, "connect", lambda *given, **more: opened.append(1) or connect(*given, **more)
+    )
+    result = CliRunner().invoke(build(), ["prices", "list", "--dsn", dsn])
+    assert result.exit_code == 0, result.output
+    assert len(opened) == 1

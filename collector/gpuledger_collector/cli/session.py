@@ -76,7 +76,7 @@ class Session:
 
     @cached_property
     def _database_and_now(self) -> tuple[Database, int]:
-        opened = self._exits.enter_context(wiring.database(self.settings))
+        opened = self._exits.enter_context(wiring.database(self.settings, sharing=True))
         return self._exits.enter_context(opened.sharing_connection()), clock_ms()
 
     @property

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psycopg
-
 from gpuledger_collector.storage import row_level_security
-from gpuledger_collector.storage.database import Database, is_standby
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import EnvironmentLacks
+from gpuledger_collector.storage.locks import Connection
+from gpuledger_collector.storage.rows import select_value, select_values
 
 
 def scripts() -> Path:
@@ -35,12 +35,6 @@ def newest() -> str:
     )
 
 
-def reads_standby(dsn: str) -> bool:
-    """Whether a database is a read replica. Raises ServerUnavailable."""
-    with Database(dsn, application="gpuledger-migrate").connect() as connection:
-        return is_standby(connection)
-
-
 def is_newest(dsn: str, *, secured: bool = False) -> bool:
     """Whether a database has exactly the latest revision; `secured`: and row-level security of this
     version.
@@ -48,10 +42,11 @@ def is_newest(dsn: str, *, secured: bool = False) -> bool:
     Raises ServerUnavailable.
     """
     with Database(dsn, application="gpuledger-migrate").connect() as connection:
-        try:
-            revisions = connection.execute("SELECT version_num FROM alembic_version").fetchall()
-        except psycopg.errors.UndefinedTable:
-            return False
-        return revisions == [(newest(),)] and (
-            not secured or row_level_security.is_enabled(connection)
-        )
+        return has_newest(connection) and (not secured or row_level_security.is_enabled(connection))
+
+
+def has_newest(connection: Connection) -> bool:
+    """Whether the database has exactly the latest revision; an empty one has none."""
+    if select_value(connection, "SELECT to_regclass('alembic_version')") is None:
+        return False
+    return select_values(connection, "SELECT version_num FROM alembic_version") == [newest()]
