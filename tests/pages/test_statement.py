@@ -146,6 +146,9 @@ def test_a_rate_that_changed_within_the_month_is_named(furnished, run, ledger, v
         "any model, on demand 2.333333333 to 2.10 USD an hour",
         "3 Oct 2025, 00:00",
     ]
+    (within,) = made.rates["USD"]
+    assert (within.at_ms, within.gpu_ns) == (fall.at_ms, fall.gpu_ns)
+    assert within.micro < 0
     price = f"by price {sum(number(row[-1]) for row in table.rows[1:]):,.2f}"
     assert price in Page(as_html(made)).text
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
@@ -109,6 +109,23 @@ def find_rate_changes(
         changes,
         key=lambda change: (-abs(change.micro), change.at_ms, change.gpu_model, change.pool),
     )
+
+
+def find_rates_within(lines: Sequence[RatedHours]) -> list[RateChange]:
+    """Find the changes of rates that one period was charged by, and what they did to it: against the
+    same hours at the rates that it began with.
+    """
+    first: dict[_Place, Price] = {}
+    for line in lines:
+        if line.price is not None:
+            known = first.setdefault(_place_of(line.price), line.price)
+            if line.price.effective_from_ms < known.effective_from_ms:
+                first[_place_of(line.price)] = line.price
+    unchanged = [
+        line if line.price is None else replace(line, price=first[_place_of(line.price)])
+        for line in lines
+    ]
+    return find_rate_changes(unchanged, lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

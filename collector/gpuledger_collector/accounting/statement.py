@@ -24,6 +24,7 @@ from gpuledger_collector.accounting.rate_changes import (
     RateChange,
     RatedHours,
     find_rate_changes,
+    find_rates_within,
     other_price_micro,
 )
 from gpuledger_collector.accounting.reserved_names import escape_name
@@ -350,6 +351,13 @@ def explain_change(
             find_rate_changes(*(_rated(jobs, currency, prices) for jobs in (before, after)))
         ),
     )
+
+
+def explain_rates(
+    currency: str, jobs: Sequence[OwnerJob], prices: Mapping[int, Price]
+) -> tuple[RateChange, ...]:
+    """Explain what changes of rates within a period did to what its days cost in a currency."""
+    return tuple(find_rates_within(_rated(jobs, currency, prices)))
 
 
 def _rated(

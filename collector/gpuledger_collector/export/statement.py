@@ -27,6 +27,7 @@ from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, format_instant
 from gpuledger_collector.accounting.period_comparison import BillChange
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+from gpuledger_collector.accounting.rate_changes import RateChange
 from gpuledger_collector.accounting.reserved_names import is_reserved
 from gpuledger_collector.accounting.state_words import word_of_unpaid
 from gpuledger_collector.accounting.statement import (
@@ -89,6 +90,8 @@ class Statement:
     """Of a closed month: what became of its seal, and what was corrected since."""
     sections: tuple[StatementSection, ...]
     changes: Mapping[str, SpendChange]
+    rates: Mapping[str, Sequence[RateChange]]
+    """By currency, the rates that changed within the month, and what that did to it."""
     unpriced_ns: int
     ahead: Mapping[str, Ahead]
     amended: Mapping[str, int]
@@ -395,6 +398,7 @@ def _finding_path(finding: NamedFinding, odd: bool) -> str:
 
 def _section(statement: Statement, section: StatementSection) -> dict[str, Any]:
     change = statement.changes.get(section.currency)
+    rates = statement.rates.get(section.currency, ())
     corrections = section.corrections
     return {
         "section": section,
@@ -423,6 +427,7 @@ def _section(statement: Statement, section: StatementSection) -> dict[str, Any]:
         "corrected_idle_minor": sum(line.idle_cost_minor or 0 for line in corrections),
         "corrected_minor": sum(line.cost_minor for line in corrections),
         "change": None if change is None else _change(change, section.currency, statement),
+        "rates": rate_rows(rates, sum(rate.micro for rate in rates), section.currency),
         "ahead": statement.ahead.get(section.currency),
         "most": max((amount.cost_minor for amount in section.jobs), default=0),
     }

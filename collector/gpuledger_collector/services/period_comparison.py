@@ -108,7 +108,8 @@ def read_bill_change(
     compared = compare_periods(
         connection, spans, ("team",), lambda keys, _by: is_owner(keys[0]), shown, with_rates=False
     )
-    both = Period(spans[0].start_ms, spans[1].end_ms)
+    # Rates of the whole period: where the ledger is young, fewer days of it are compared.
+    both = Period(spans[0].start_ms, max(spans[1].end_ms, min(period.end_ms, now_ms)))
     book = prices.current(connection) if viewer.owner is None else []
     return BillChange(compared, list_dated_rates(book, both))
 

@@ -31,6 +31,7 @@ from gpuledger_collector.accounting.statement import (
     StatementSection,
     compared_windows,
     explain_change,
+    explain_rates,
     make_section,
     month_before,
     unpriced_ns,
@@ -192,6 +193,12 @@ class _Month:
             window: statements.workloads(*where, window, as_used=True)
             for window in self.windows or ()
         }
+        # By price only where some rate changed: each of these goes over the whole month.
+        has_new_rate = any(
+            self.period.start_ms < price.effective_from_ms < self.period.end_ms
+            for price in self.prices.values()
+        )
+        by_price = statements.workloads(*where, self.period, as_used=True) if has_new_rate else {}
         amended = statements.amended_later(*where, self.period)
         contested = statements.contested_by_owner(*where, self.period)
         changes = (
@@ -230,6 +237,12 @@ class _Month:
                 verdict=self._verdict(changes.get(owner, ())),
                 sections=sections,
                 changes=self._changes(owner, compared, sections),
+                rates={
+                    section.currency: explain_rates(
+                        section.currency, by_price.get(owner, ()), self.prices
+                    )
+                    for section in sections
+                },
                 unpriced_ns=unpriced_ns(own_days),
                 ahead=_with_corrections(ahead.get(owner, {}), sections),
                 amended=amended.get(owner, {}),

@@ -13,7 +13,11 @@ from gpuledger_collector.accounting.period import month
 from gpuledger_collector.accounting.period_comparison import compare_lines
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
-from gpuledger_collector.accounting.rate_changes import RatedHours, find_rate_changes
+from gpuledger_collector.accounting.rate_changes import (
+    RatedHours,
+    find_rate_changes,
+    find_rates_within,
+)
 from gpuledger_collector.accounting.usage import HELD
 
 OCTOBER, NOVEMBER = month("2026-10"), month("2026-11")
@@ -109,6 +113,15 @@ def test_changes_of_rates_are_the_price_part(before, after):
     changes = find_rate_changes(rated(before), rated(after))
     explained = sum(change.micro for change in changes)
     assert abs(by_price * 60 - explained * 60) <= 60 * 40
+
+
+def test_within_a_month_the_same_hours_at_the_first_rate_are_compared():
+    """Also where nothing before is known: 90 hours at 5.95 would have cost 6.88 each."""
+    later = price(6, "5", MIDDLE_MS + 1)
+    lines = [hours("a", OLD, 60), hours("a", NEW, 80), hours("b", later, 10), hours("b", None, 5)]
+    effects = {change.at_ms: change.micro for change in find_rates_within(lines)}
+    assert effects == {MIDDLE_MS: -90 * 930_000, MIDDLE_MS + 1: -10 * 950_000}
+    assert find_rates_within([hours("a", NEW, 1)]) == []
 
 
 def test_compared_lines_name_the_change():
