@@ -76,10 +76,11 @@ def models_now(
             FROM (
                 SELECT {_MODEL} AS model, c.node_id, l.at_ms > %(after)s AND l.state = 'held' AS is_held,
                     l.at_ms > %(after)s AND l.state = 'unallocated' AND {_WELL} AS is_free,
-                    {_WELL} AND c.accelerator_id = ANY(ARRAY(SELECT f.accelerator_id FROM finding f
-                        WHERE f.kind = 'idle' AND f.state = 'unallocated' AND f.team = ''
-                            AND f.resolved_ms IS NULL AND f.accelerator_id IS NOT NULL)) AS is_listed
+                    {_WELL} AND f.accelerator_id IS NOT NULL AS is_listed
                 {_THERE} LEFT JOIN gpu_latest l ON l.accelerator_id = c.accelerator_id
+                -- Joined, as an array of a query would be gone through for each accelerator.
+                LEFT JOIN (SELECT DISTINCT accelerator_id FROM finding WHERE kind = 'idle' AND state = 'unallocated'
+                    AND team = '' AND resolved_ms IS NULL) f ON f.accelerator_id = c.accelerator_id
                 WHERE c.out_ms IS NULL AND {_WHOLE}
             ) now GROUP BY 1, 2
         ) by_node GROUP BY 1 ORDER BY 2 DESC, 1
