@@ -148,8 +148,7 @@ def forecast_spend(
     by_horizon = past_ratios(past, days_after + 1)
     widening = DRIFT_WIDENING * autocorrelation(by_horizon[0]) / len(past)
     widths = [
-        half_widths(ratios, 1 + widening * (day + 1))
-        for day, ratios in enumerate(by_horizon)
+        half_widths(ratios, 1 + widening * (day + 1)) for day, ratios in enumerate(by_horizon)
     ]
 
     def path(factors: Iterable[float]) -> tuple[int, ...]:
