@@ -77,7 +77,7 @@ def _by_key(charges: Iterable[Charge]) -> dict[object, Charge]:
             # The terms, as of prices: a correction is so many node-hours at one price.
             None if charge.node_cost is None else (charge.node_cost.name, charge.node_cost.rate),
             # Weights are left out, as percentages are: they change an amount, and make no line.
-            None if charge.inference is None else replace(charge.inference, weights="", id=None),
+            None if charge.inference is None else charge.inference._replace(weights=""),
         )
         known = sums.get(key)
         sums[key] = charge if known is None else _add_charges(known, charge)
@@ -111,5 +111,5 @@ def _order(charge: Charge) -> tuple[object, ...]:
         "" if charge.commitment is None else charge.commitment.name,
         "" if charge.adjustment is None else charge.adjustment.name,
         "" if charge.node_cost is None else charge.node_cost.name,
-        repr(charge.inference and replace(charge.inference, id=None)),
+        repr(charge.inference),
     )

@@ -31,7 +31,7 @@ from gpuledger_collector.accounting.inference_split import (
     split_server,
 )
 from gpuledger_collector.accounting.inference_tenants import TenantOwners
-from gpuledger_collector.accounting.owner_tree import OwnerPath, path_of
+from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.usage import HELD
@@ -41,6 +41,8 @@ UNPRICED = ""
 """The currency of what has no price."""
 Payer = OwnerPath | int | None
 """An owner, or the number of one."""
+_Taker = tuple[str, str, str]
+"""Gateway, tenant and trust of who takes over a part of a server's cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,39 +214,32 @@ def move_costs(
         tokens = compare_tokens(on_day.asked, counted)
         weights = on_day.server.weights_of(counted)
         for currency, cost in sorted(sum_costs(own, adjusted).items()):
-            taken: dict[tuple[InferenceShare, OwnerPath], int] = defaultdict(int)
+            taken: dict[_Taker, int] = defaultdict(int)
+            takers: dict[_Taker, OwnerPath] = {}
             for part in split_server(on_day.server, cost, tokens, weights):
-                owner = shared.tenants.owner_of(
+                payer = shared.tenants.payer_of(
                     part.claimant, day.start_ms, on_day.server.charges_claims
                 )
-                if owner:
-                    share = _share_of(on_day.server, weights, part.claimant)
-                    taken[share, path_of(owner)] += part.micro
+                if payer is not None:
+                    gateway, tenant, _, trust = part.claimant
+                    taken[gateway, tenant, trust] += part.micro
+                    takers[gateway, tenant, trust] = payer
             paid: dict[Place, int] = defaultdict(int)
             for row in own:
                 if row.currency == currency:
                     assert isinstance(row.payer, OwnerPath)
                     place = Place(row.payer, row.pool, row.gpu_model, currency)
                     paid[place] += row.cost_micro + adjusted.get(row, 0)
-            moved += _move(day, _share_of(on_day.server, weights), taken, paid)
+            moved += _move(day, on_day.server.name, weights, taken, takers, paid)
     return moved
-
-
-def _share_of(
-    server: SharedServer, weights: str, claimant: Claimant | None = None
-) -> InferenceShare:
-    """What a charge is about: a tenant's part of a server, or what all of them take of it; by the
-    weights of its day.
-    """
-    if claimant is None:
-        return InferenceShare(server.name, "", "", "", weights)
-    return InferenceShare(server.name, claimant.gateway, claimant.tenant, claimant.trust, weights)
 
 
 def _move(
     day: Period,
-    server: InferenceShare,
-    taken: Mapping[tuple[InferenceShare, OwnerPath], int],
+    server: str,
+    weights: str,
+    taken: Mapping[_Taker, int],
+    takers: Mapping[_Taker, OwnerPath],
     paid: Mapping[Place, int],
 ) -> list[Charge]:
     """Book what tenants' owners take of a server's cost, and the same off its payers: in each pool
@@ -254,24 +249,28 @@ def _move(
     places = sorted(paid)
     # Discounts that are rounded each can leave a cost below zero: tenants take that over as well.
     sign = 1 if total > 0 else -1
-    weights = [max(sign * paid[place], 0) for place in places]
-    if not total or not any(weights):
+    costs = [max(sign * paid[place], 0) for place in places]
+    if not total or not any(costs):
         return []
-    given = split(abs(total), weights)
+    given = split(abs(total), costs)
+    of_payers = InferenceShare(server, "", "", "", weights)
     left: dict[tuple[str, str, str], int] = defaultdict(int)
     charges = []
     for place, micro in zip(places, given, strict=True):
         left[place.pool, place.gpu_model, place.currency] += micro
-        charges.append(_charge(day, server, place, -sign * micro))
-    for (share, owner), micro in sorted(taken.items()):
+        if micro:
+            charges.append(_charge(day, of_payers, place, -sign * micro))
+    for taker, micro in sorted(taken.items()):
+        share = InferenceShare(server, *taker, weights)
         # Each takes of what is left of the places, in proportion, so that the last takes the rest.
-        parts = split(abs(micro), list(left.values()))
+        # Nearly all servers have one place, and thousands of tenants.
+        parts = [abs(micro)] if len(left) == 1 else split(abs(micro), list(left.values()))
         for (pool, gpu_model, currency), part in zip(list(left), parts, strict=True):
             left[pool, gpu_model, currency] -= part
-            charges.append(
-                _charge(day, share, Place(owner, pool, gpu_model, currency), sign * part)
-            )
-    return [charge for charge in charges if charge.cost_micro]
+            if part:
+                place = Place(takers[taker], pool, gpu_model, currency)
+                charges.append(_charge(day, share, place, sign * part))
+    return charges
 
 
 def _charge(day: Period, share: InferenceShare, place: Place, micro: int) -> Charge:
@@ -326,6 +325,9 @@ def _workload_days(charges: Iterable[Charge], ids: Iterable[int | None]) -> list
 
 def _adjusted_places(charges: Iterable[Charge]) -> list[PlaceCost]:
     """The places of which policies changed the cost of a day."""
+    charges = list(charges)
+    if all(charge.adjustment is None for charge in charges):
+        return []
     held: dict[tuple[Payer, str, str, str], int] = defaultdict(int)
     adjusted: dict[tuple[Payer, str, str, str], int] = defaultdict(int)
     day_ms = 0

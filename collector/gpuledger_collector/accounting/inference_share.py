@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 INFERENCE = "inference"
 """The state of charges that move the cost of a shared server (accounting.inference_charges)."""
@@ -10,11 +10,11 @@ PAYERS = "taken over by its tenants"
 """Who took over what a server's payers get back, for people."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class InferenceShare:
+class InferenceShare(NamedTuple):
     """A tenant's part of a shared server, and what its tokens weighed.
 
-    Without gateway and trust it is what the payers of the server get back, whoever took it over.
+    Without gateway and trust it is what the payers of the server get back, whoever took it over. A
+    tuple, since a day has thousands of them as keys.
     """
 
     server: str
@@ -22,7 +22,6 @@ class InferenceShare:
     tenant: str
     trust: str
     weights: str
-    id: int | None = field(default=None, compare=False)
 
     @property
     def is_payers(self) -> bool:

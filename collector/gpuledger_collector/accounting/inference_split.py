@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from decimal import Decimal
 from fnmatch import fnmatchcase
-from operator import attrgetter
+from functools import lru_cache
 from typing import NamedTuple
 
 from gpuledger_collector.accounting.attribution import Rule
@@ -162,9 +162,10 @@ class TenantOwner(DatedDays):
     to_on: dt.date | None = None
 
 
-def split_patterns(text: str) -> list[str]:
+@lru_cache(maxsize=1024)
+def split_patterns(text: str) -> tuple[str, ...]:
     """The patterns of a text with commas between them."""
-    return [pattern for part in text.split(",") if (pattern := part.strip())]
+    return tuple(pattern for part in text.split(",") if (pattern := part.strip()))
 
 
 def matches_any(text: str, patterns: Iterable[str]) -> bool:
@@ -220,9 +221,10 @@ def parse_weights(text: str) -> Weights:
     return Weights(*(int(number * MICRO) for number in numbers))
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Claimant:
-    """A tenant of a gateway that asked for a model."""
+class Claimant(NamedTuple):
+    """A tenant of a gateway that asked for a model; a tuple, since a server has thousands of them,
+    as keys and in order.
+    """
 
     gateway: str
     tenant: str
@@ -235,8 +237,6 @@ class Claimant:
         return self.tenant not in (NOBODY, IDLE)
 
 
-CLAIMANT_ORDER = attrgetter("gateway", "tenant", "model", "trust")
-"""The order of claimants, as a key: a server has thousands of them, and compares them every day."""
 NOBODYS = Claimant("", NOBODY, "")
 IDLES = Claimant("", IDLE, "")
 
@@ -343,9 +343,7 @@ class DayTokens:
 
 def compare_tokens(asked: Mapping[Claimant, Tokens], counted: ServerCount | None) -> DayTokens:
     """Compare what gateways counted with what the server did (None: not known)."""
-    bounded = {
-        claimant: asked[claimant].bounded() for claimant in sorted(asked, key=CLAIMANT_ORDER)
-    }
+    bounded = {claimant: asked[claimant].bounded() for claimant in sorted(asked)}
     asked = {claimant: tokens for claimant, tokens in bounded.items() if tokens}
     if counted is None:
         return DayTokens(asked, asked)
@@ -398,7 +396,7 @@ def split_day(
     if not has_tokens:
         # The accelerators worked, and nobody counted a token.
         shares = {**shares, NOBODYS: 1} if used_micro else shares
-    claimants = sorted(shares, key=CLAIMANT_ORDER)
+    claimants = sorted(shares)
     used = dict.fromkeys(claimants, 0)
     if used_micro:
         amounts = split_signed(used_micro, [shares[claimant] for claimant in claimants])
@@ -505,7 +503,7 @@ def _list_parts(
             idle.get(claimant, 0),
             *(moves or {}).get(claimant, (0, 0)),
         )
-        for claimant in sorted({**used, **idle, **tokens.asked}, key=CLAIMANT_ORDER)
+        for claimant in sorted({**used, **idle, **tokens.asked})
     ]
     parts = [part for part in parts if part.micro or part.tokens or part.lent_micro]
     return [*parts, Part(IDLES, Tokens(), 0, left_micro)] if left_micro else parts

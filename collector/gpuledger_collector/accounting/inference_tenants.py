@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from gpuledger_collector.accounting.inference import AUTHENTICATED
 from gpuledger_collector.accounting.inference_split import Claimant, TenantOwner
+from gpuledger_collector.accounting.owner_tree import OwnerPath, path_of
 from gpuledger_collector.accounting.reserved_names import booked_name
 
 
@@ -24,6 +25,7 @@ class TenantOwners:
         for tenant in declared:
             self._declared[booked_name(tenant.tenant)].append(tenant)
         self._known: dict[tuple[str, str, dt.date], Mapping[str, str]] = {}
+        self._paths: dict[tuple[str, str, dt.date], OwnerPath] = {}
 
     def owner_of(
         self, claimant: Claimant, day_ms: int, charges_claims: bool = False
@@ -37,11 +39,25 @@ class TenantOwners:
             self.claimed.add(claimant.tenant)
             return {}
         key = claimant.gateway, claimant.tenant, self._dates[day_ms]
-        if key not in self._known:
-            self._known[key] = self._find(*key)
-        if not self._known[key]:
+        owner = self._known.get(key)
+        if owner is None:
+            owner = self._known[key] = self._find(*key)
+        if not owner:
             self.unknown.add(claimant.tenant)
-        return self._known[key]
+        return owner
+
+    def payer_of(
+        self, claimant: Claimant, day_ms: int, charges_claims: bool = False
+    ) -> OwnerPath | None:
+        """The owner of a tenant on a day as charges name it; None where there is none."""
+        owner = self.owner_of(claimant, day_ms, charges_claims)
+        if not owner:
+            return None
+        key = claimant.gateway, claimant.tenant, self._dates[day_ms]
+        path = self._paths.get(key)
+        if path is None:
+            path = self._paths[key] = path_of(owner)
+        return path
 
     def _find(self, gateway: str, tenant: str, date: dt.date) -> Mapping[str, str]:
         holding = [

@@ -178,8 +178,8 @@ class DeclaredInference(Dated):
         return cls.model_construct(
             **fields
             | {
-                "models": tuple(split_patterns(value.models)),
-                "backends": tuple(split_patterns(value.backends)),
+                "models": split_patterns(value.models),
+                "backends": split_patterns(value.backends),
                 "reserved": {name: Decimal(share) for name, share in value.reserved.items()},
                 "claims": value.claims or SHOWN,
                 "weights_from": value.weights_from or DECLARED,
@@ -238,4 +238,4 @@ class DeclaredApiPrice(Dated):
     def from_value(cls, value: Any) -> Self:
         """The declaration of a price that is in force."""
         fields = {name: getattr(value, name) for name in cls.model_fields}
-        return cls.model_construct(**fields | {"models": tuple(split_patterns(value.models))})
+        return cls.model_construct(**fields | {"models": split_patterns(value.models)})

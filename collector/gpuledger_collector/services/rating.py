@@ -34,6 +34,7 @@ from gpuledger_collector.accounting.imported_usage import (
     without_seen,
 )
 from gpuledger_collector.accounting.inference_charges import SharedServers, inference_charges
+from gpuledger_collector.accounting.inference_share import InferenceShare
 from gpuledger_collector.accounting.ledger import RatedDay, check_conservation, summarize
 from gpuledger_collector.accounting.node_charges import NodeUsage
 from gpuledger_collector.accounting.node_costs import NodeCost, node_hours
@@ -296,10 +297,10 @@ def _rate_day(database: Database, day_ms: int, now_ms: int, book_at_ms: int | No
         # end of this one.
         with database.transaction() as connection:
             owners = rated_days.owner_ids(connection, rated.charges)
-            charges = inference.number_shares(connection, rated.charges)
-        _request_later_days(ledger, day, charges, now_ms)
-        rated = replace(rated, charges=charges)
-        _write(ledger, day, rated, owners, now_ms, now_ms if book_at_ms is None else book_at_ms)
+            shares = inference.share_ids(connection, rated.charges)
+        _request_later_days(ledger, day, rated.charges, now_ms)
+        book_at_ms = now_ms if book_at_ms is None else book_at_ms
+        _write(ledger, day, rated, owners, shares, now_ms, book_at_ms)
         rated_days.remove_requests(ledger, requests)
 
 
@@ -599,6 +600,7 @@ def _write(
     day: Period,
     rated: RatedDay,
     owners: Mapping[OwnerPath, int],
+    shares: Mapping[InferenceShare, int],
     now_ms: int,
     book_at_ms: int,
 ) -> None:
@@ -608,7 +610,7 @@ def _write(
     closed = periods.list_closed(connection)
     # An open day is replaced; of a closed one only the difference is written.
     if not any(closed_period.period.clip(day) for closed_period in closed):
-        rated_days.replace_day(connection, day.start_ms, rated, owners, now_ms)
+        rated_days.replace_day(connection, day.start_ms, rated, owners, shares, now_ms)
         return
     # What was billed includes earlier corrections: a second late batch books only what it changes
     # itself.
@@ -616,8 +618,9 @@ def _write(
         [line.charge for line in reports.billed_so_far(connection, day.start_ms)], rated.charges
     )
     owners = rated_days.owner_ids(connection, lines)
+    shares = inference.share_ids(connection, lines)
     rated_days.correct_day(
-        connection, rated, lines, owners, booking_day(connection, book_at_ms), now_ms
+        connection, rated, lines, owners, shares, booking_day(connection, book_at_ms), now_ms
     )
 
 

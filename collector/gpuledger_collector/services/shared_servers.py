@@ -207,11 +207,17 @@ class ServerOf:
         """Servers by the place of askers whom more than one of them would answer."""
         self._dates = dates
         self._answering: dict[tuple[str, str, str], list[int]] = {}
+        self._found: dict[tuple[str, str, str, int], int | None] = {}
 
     def find(self, asker: Asker, day_ms: int) -> int | None:
         """The number of the server; None where none answers, or two."""
-        date = self._dates[day_ms]
         # Whoever asks: there are many tenants and few models.
+        key = asker.gateway, asker.model, asker.backend, day_ms
+        if key not in self._found:
+            self._found[key] = self._find(asker, self._dates[day_ms])
+        return self._found[key]
+
+    def _find(self, asker: Asker, date: dt.date) -> int | None:
         place = asker.gateway, asker.model, asker.backend
         if place not in self._answering:
             self._answering[place] = [
@@ -240,7 +246,8 @@ class AskedTokens:
                 continue
             claimant = claimant_of(day.asker)
             of_day = self.by_server[day.day_ms, number]
-            of_day[claimant] = of_day.get(claimant, Tokens()) + day.tokens
+            known = of_day.get(claimant)
+            of_day[claimant] = day.tokens if known is None else known + day.tokens
 
     def notes(self) -> list[str]:
         """What moves nothing."""
@@ -272,8 +279,9 @@ def match_workloads(
             for names, numbers in by_names.items():
                 # Most workloads have not the tags that a server asks for, and patterns cost more.
                 if has_names(workload, names):
+                    named = with_job(workload)
                     for number in numbers:
-                        if rules[number].matches(workload):
+                        if rules[number].matches_named(named):
                             matching[number].add(workload_id)
     for number, server in enumerate(servers):
         if server.served_model and matching[number]:
@@ -297,7 +305,11 @@ class ServedBy:
 
     def matches(self, workload: WorkloadFacts) -> bool:
         """Whether a workload is the server's."""
-        return has_names(workload, self.names) and bool(self._rules.matching(with_job(workload), 0))
+        return has_names(workload, self.names) and self.matches_named(with_job(workload))
+
+    def matches_named(self, workload: WorkloadFacts) -> bool:
+        """Whether a workload that has its job as a tag is the server's."""
+        return bool(self._rules.matching(workload, 0))
 
 
 def with_job(workload: WorkloadFacts) -> WorkloadFacts:
@@ -370,13 +382,17 @@ class WorkloadCounts:
         servers: Sequence[SharedServer],
         matching: Sequence[set[int]],
     ) -> None:
+        # One reading for all servers of the same counters: most have the same.
+        of_alike: dict[tuple[str, Sequence[str]], set[int]] = defaultdict(set)
+        for server, own in zip(servers, matching, strict=True):
+            of_alike[server.served_model, server.split_counters] |= own
+        counts = {
+            alike: inference.read_model_counts(connection, period, sorted(ids), *alike)
+            for alike, ids in of_alike.items()
+            if ids
+        }
         self._counts = [
-            inference.read_model_counts(
-                connection, period, sorted(own), server.served_model, server.split_counters
-            )
-            if own
-            else {}
-            for server, own in zip(servers, matching, strict=True)
+            counts.get((server.served_model, server.split_counters), {}) for server in servers
         ]
         self._day_of = DayStarts(zones.calendar(connection))
         self._held: dict[tuple[int, int], list[WorkloadHour]] = defaultdict(list)

@@ -346,7 +346,7 @@ def amounts_of(charges):
     """Micro-units by who pays where, and for which part of which server."""
     sums = defaultdict(int)
     for charge in charges:
-        share = charge.inference and replace(charge.inference, weights="")
+        share = charge.inference and charge.inference._replace(weights="")
         place = charge.pool, charge.gpu_model, charge.currency
         sums[charge.workload_id, charge.owner, charge.state, *place, share] += charge.cost_micro
     return {key: micro for key, micro in sums.items() if micro}

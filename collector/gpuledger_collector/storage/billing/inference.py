@@ -149,66 +149,49 @@ def _earlier_on(left: dt.date | None, right: dt.date | None) -> dt.date | None:
     return min((each for each in (left, right) if each is not None), default=None)
 
 
-def number_shares(connection: Connection, charges: Sequence[Charge]) -> Sequence[Charge]:
-    """Charges with the numbers of the shares of servers that they are about; new shares are added,
-    which `connection` had better commit at once.
+def share_ids(connection: Connection, charges: Iterable[Charge]) -> dict[InferenceShare, int]:
+    """The ids of the shares of servers that charges are about; new ones are added, which
+    `connection` had better commit at once.
     """
     shares = {charge.inference for charge in charges if charge.inference is not None}
     if not shares:
-        return charges
-    numbers = _find_numbers(connection, shares)
+        return {}
+    known = _known_share_ids(connection, shares)
     # In order, so that processes that add the same shares do not wait for each other.
-    if new := sorted(shares - numbers.keys()):
+    if new := sorted(shares - known.keys()):
         connection.execute(
             f"INSERT INTO inference_share ({_SHARE}) SELECT * FROM unnest({_TEXTS}) ON CONFLICT DO"
             " NOTHING",
-            [list(column) for column in zip(*map(_share_cells, new), strict=True)],
+            [list(column) for column in zip(*new, strict=True)],
         )
-        numbers |= _find_numbers(connection, new)
-    return [
-        charge if charge.inference is None else replace(charge, inference=numbers[charge.inference])
-        for charge in charges
-    ]
+        known |= _known_share_ids(connection, new)
+    return known
 
 
-def _find_numbers(
+def _known_share_ids(
     connection: Connection, shares: Iterable[InferenceShare]
-) -> dict[InferenceShare, InferenceShare]:
-    """The shares of the same servers and weights that are stored, by themselves, with numbers.
+) -> dict[InferenceShare, int]:
+    """The ids of stored shares of the same servers and weights.
 
     A server has thousands of tenants, so that its rows are read and not asked for one by one.
     """
     servers = sorted({(share.server, share.weights) for share in shares})
-    return {
-        share: share
-        for share in select_as(
-            connection,
-            InferenceShare,
-            f"SELECT id, {_SHARE} FROM inference_share WHERE (server, weights) IN (SELECT * FROM"
-            " unnest(%s::text[], %s::text[]))",
-            [list(column) for column in zip(*servers, strict=True)],
-        )
-    }
+    rows = connection.execute(
+        f"SELECT {_SHARE}, id FROM inference_share WHERE (server, weights) IN (SELECT * FROM"
+        " unnest(%s::text[], %s::text[]))",
+        [list(column) for column in zip(*servers, strict=True)],
+    )
+    return {InferenceShare(*words): number for *words, number in rows}
 
 
 def read_shares(connection: Connection, ids: Sequence[int]) -> dict[int, InferenceShare]:
     """Shares of servers by number."""
     if not ids:
         return {}
-    return {
-        number: share
-        for share in select_as(
-            connection,
-            InferenceShare,
-            f"SELECT id, {_SHARE} FROM inference_share WHERE id = ANY(%s)",
-            (list(ids),),
-        )
-        if (number := share.id) is not None
-    }
-
-
-def _share_cells(share: InferenceShare) -> tuple[str, ...]:
-    return share.server, share.gateway, share.tenant, share.trust, share.weights
+    rows = connection.execute(
+        f"SELECT id, {_SHARE} FROM inference_share WHERE id = ANY(%s)", (list(ids),)
+    )
+    return {number: InferenceShare(*words) for number, *words in rows}
 
 
 def find_unknown_models(
@@ -378,7 +361,7 @@ def read_workload_hours(
         WorkloadHour,
         "SELECT workload_id, hour_ms, max(ms)::bigint AS longest_ms, sum(ms)::bigint AS held_ms FROM"
         " (SELECT workload_id, accelerator_id, hour_ms - hour_ms %% 3600000 AS hour_ms,"
-        " sum(held_ms) AS ms FROM usage_hour WHERE workload_id = ANY(%(ids)s) AND state = 'held' AND"
+        " sum(held_ms)::bigint AS ms FROM usage_hour WHERE workload_id = ANY(%(ids)s) AND state = 'held' AND"
         " hour_ms >= %(start)s AND hour_ms < %(end)s GROUP BY 1, 2, 3) h GROUP BY 1, 2 ORDER BY 1, 2",
         {"start": period.start_ms, "end": period.end_ms, "ids": list(ids)},
     )

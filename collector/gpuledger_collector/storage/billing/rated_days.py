@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
+from gpuledger_collector.accounting.inference_share import InferenceShare
 from gpuledger_collector.accounting.ledger import ConservationCheck, DayLine, RatedDay
 from gpuledger_collector.accounting.measures import MEASURES, amounts_of
 from gpuledger_collector.accounting.owner_tree import OwnerPath
@@ -174,14 +175,17 @@ def replace_day(
     day_ms: int,
     rated: RatedDay,
     owners: Mapping[OwnerPath, int],
+    shares: Mapping[InferenceShare, int],
     now_ms: int,
 ) -> None:
-    """Replace the charges, ledger lines and check of a day; `owners` are the ids of its owners."""
+    """Replace the charges, ledger lines and check of a day; `owners` and `shares` are the ids of
+    those that it names.
+    """
     for table in ("charge", "ledger_day", "conservation_check"):
         connection.execute(f"DELETE FROM {table} WHERE day_ms = %s", (day_ms,))
     with connection.cursor().copy(f"COPY charge ({_CHARGE_COLUMNS}) FROM STDIN") as copy:
         for charge in rated.charges:
-            copy.write_row(_charge_cells(charge, owners))
+            copy.write_row(_charge_cells(charge, owners, shares))
     with connection.cursor().copy(f"COPY ledger_day ({_LINE_COLUMNS}) FROM STDIN") as copy:
         for line in rated.lines:
             copy.write_row(_line_cells(line, owners))
@@ -198,6 +202,7 @@ def correct_day(
     rated: RatedDay,
     lines: Sequence[Charge],
     owners: Mapping[OwnerPath, int],
+    shares: Mapping[InferenceShare, int],
     booked_day_ms: int,
     now_ms: int,
 ) -> None:
@@ -206,7 +211,7 @@ def correct_day(
     columns = f"booked_day_ms, recorded_ms, {_CHARGE_COLUMNS}"
     with connection.cursor().copy(f"COPY correction ({columns}) FROM STDIN") as copy:
         for charge in lines:
-            copy.write_row((booked_day_ms, now_ms, *_charge_cells(charge, owners)))
+            copy.write_row((booked_day_ms, now_ms, *_charge_cells(charge, owners, shares)))
     # Without a difference to what was billed, the stored check still holds.
     if lines:
         connection.execute("DELETE FROM corrected_day WHERE day_ms = %s", (day_ms,))
@@ -261,7 +266,9 @@ def _levels(owner: OwnerPath) -> tuple[str, ...]:
     return (owner.org, owner.team, owner.project, owner.experiment, owner.run, owner.user)
 
 
-def _charge_cells(charge: Charge, owners: Mapping[OwnerPath, int]) -> tuple[object, ...]:
+def _charge_cells(
+    charge: Charge, owners: Mapping[OwnerPath, int], shares: Mapping[InferenceShare, int]
+) -> tuple[object, ...]:
     """Return a charge in the order of _CHARGE_COLUMNS."""
     return (
         charge.day_ms,
@@ -279,7 +286,7 @@ def _charge_cells(charge: Charge, owners: Mapping[OwnerPath, int]) -> tuple[obje
         None if charge.commitment is None else charge.commitment.id,
         None if charge.adjustment is None else charge.adjustment.id,
         None if charge.node_cost is None else charge.node_cost.id,
-        None if charge.inference is None else charge.inference.id,
+        None if charge.inference is None else shares[charge.inference],
         *amounts_of(charge),
     )
 

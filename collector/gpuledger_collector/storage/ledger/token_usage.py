@@ -253,21 +253,18 @@ def read_token_days(connection: Connection, days: Sequence[Period]) -> list[Toke
             "end": days[-1].end_ms,
         },
     ).fetchall()
-    askers = {
-        number: Asker(*words)
-        for number, *words in connection.execute(
-            "SELECT id, gateway, tenant, model, backend, trust FROM token_asker WHERE id = ANY(%s)",
-            (sorted({asker_id for asker_id, *_ in rows}),),
-        )
-    }
+    named = connection.execute(
+        "SELECT gateway, tenant, model, backend, trust, id FROM token_asker WHERE id = ANY(%s)",
+        (list({asker_id for asker_id, *_ in rows}),),
+    ).fetchall()
     # Ranks are compared, and no objects: a month has tens of thousands of days of askers.
-    ranks = {number: rank for rank, number in enumerate(sorted(askers, key=askers.__getitem__))}
-    # Buckets count from 1.
+    named.sort()
+    ranks = {words[-1]: rank for rank, words in enumerate(named)}
+    askers = [Asker(*words) for *words, _ in named]
+    # Buckets count from 1. A rank and a day are of one row.
     return [
-        TokenDay(askers[number], days[day - 1].start_ms, Tokens(*counts))
-        for day, _, number, counts in sorted(
-            (day, ranks[number], number, counts) for number, day, *counts in rows
-        )
+        TokenDay(askers[rank], days[day - 1].start_ms, Tokens(*counts))
+        for day, rank, *counts in sorted((day, ranks[number], *rest) for number, day, *rest in rows)
     ]
 
 
