@@ -65,15 +65,22 @@ def _mean_prices(days: Sequence[PricedDay]) -> Prices:
     kinds: list[tuple[Fraction, ...]] = []
     unit_costs: list[tuple[Fraction, ...]] = []
     cost = cost_with_tokens = 0
+    has_tokens = False
     for day in days:
         cost += day.cost_micro
         weights, tokens = astuple(parse_weights(day.weights)), astuple(day.tokens)
         weighted = sum(weight * count for weight, count in zip(weights, tokens, strict=True))
+        kinds.append(tokens)
         if weighted:
+            has_tokens = True
             cost_with_tokens += day.cost_micro
-            kinds.append(tokens)
-            unit_costs.append(tuple(day.cost_micro * weight / weighted for weight in weights))
-    if not kinds or (cost and not cost_with_tokens):
+            unit_costs.append(
+                tuple(Fraction(day.cost_micro * weight, weighted) for weight in weights)
+            )
+        else:
+            # Tokens that weigh nothing cost nothing.
+            unit_costs.append((Fraction(0),) * 3)
+    if not has_tokens or (cost and not cost_with_tokens):
         return UNKNOWN
     factor = Fraction(cost, cost_with_tokens) if cost_with_tokens else Fraction(1)
     return tuple(
@@ -88,7 +95,7 @@ def _mean(
     """The mean of a kind's unit costs by its tokens; of a kind that nobody asked for by all tokens."""
     weights = counts if any(counts) else [sum(of_day, Fraction(0)) for of_day in kinds]
     spent = (value * weight for value, weight in zip(values, weights, strict=True))
-    return sum(spent, Fraction(0)) / sum(weights, Fraction(0))
+    return Fraction(sum(spent, Fraction(0)), sum(weights, Fraction(0)))
 
 
 def _round_price(micro: Fraction) -> Decimal:

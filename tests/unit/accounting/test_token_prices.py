@@ -81,6 +81,12 @@ def test_what_is_not_known_is_no_price(days):
     assert price_tokens(days) == UNKNOWN
 
 
+def test_tokens_that_weigh_nothing_cost_nothing():
+    """A cached token on a day on which output alone weighs makes cached input no dearer."""
+    days = [day("1 : 0.1 : 4", 1, output=1), day("0 : 0 : 1", 0, cached=1)]
+    assert price_tokens(days)[1:] == (0, MILLION)
+
+
 def test_tokens_that_cost_nothing_have_a_price_of_nothing():
     assert price_tokens([day("1 : 1 : 1", 0, 5), day("1 : 1 : 2", 0, 5)]) == (0, 0, 0)
 
