@@ -207,7 +207,8 @@ def _rate_change(
 ) -> RateChange:
     gpu_model, pool, node, region, purchase, currency = place
     old = max(start_ms for start_ms in rates if start_ms < at_ms)
-    effect = (Fraction(rates[at_ms]) - Fraction(rates[old])) * shifted_ns * MICRO / GPU_NS_PER_HOUR
+    difference = Fraction(rates[at_ms]) - Fraction(rates[old])
+    effect = difference * Fraction(shifted_ns * MICRO, GPU_NS_PER_HOUR)
     return RateChange(
         gpu_model=gpu_model,
         pool=pool,
