@@ -30,7 +30,7 @@ from gpuledger_collector.services.reclaim import reclaim_idle
 from gpuledger_collector.services.recommendation_search import recommend
 from gpuledger_collector.services.scaling_advice import advise_scaling
 from gpuledger_collector.services.scheduler_queues import read_queues
-from gpuledger_collector.services.spend_forecasts import store_spend_forecasts
+from gpuledger_collector.services.spend_forecasts import SpendForecasts
 from gpuledger_collector.services.spending_watch import SpendingWatch
 from gpuledger_collector.services.upkeep import (
     create_partitions,
@@ -173,6 +173,7 @@ def _insight_jobs(c: _Context) -> list[Job]:
     """Budgets, findings, recommendations and scaling, and the messages about them."""
     settings, database = c.settings, c.database
     spending = SpendingWatch(database)
+    spend_forecasts = SpendForecasts(database)
     idle_context = IdleContext()
     writers = notification_writers(settings)
     write_budget_mail = partial(
@@ -240,8 +241,8 @@ def _insight_jobs(c: _Context) -> list[Job]:
         ),
         Job(
             "store_spend_forecasts",
-            HOUR_SECONDS,
-            lambda: store_spend_forecasts(database, c.now_ms),
+            MINUTE_SECONDS,
+            lambda: spend_forecasts.run(c.now_ms),
             "forecasts stored",
         ),
         Job(

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from gpuledger_collector.accounting.budget_status import Ahead, OwnerAhead
-from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
 from gpuledger_collector.insight.spend import (
     MAX_HISTORY_DAYS,
     SHOWN_DAYS,
@@ -135,6 +135,30 @@ def forecast_billed_owners(
         for currency, end in ends.items()
     ]
     return sorted(ahead, key=lambda item: (-item.ahead.middle_micro, item.currency, item.owner))
+
+
+class SpendForecasts:
+    """Keep this month's forecasts stored: once an hour, and soon after a day that was not rated yet.
+
+    History that arrives at once is rated day by day; a forecast by its first days would stand beside
+    all that it cost, on boards, for most of an hour.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._stored_ms: int | None = None
+        self._rated_days = 0
+
+    def run(self, now_ms: int) -> int:
+        """Store forecasts where they are due; return how many."""
+        with self._database.transaction(read_only=True) as connection:
+            rated_days = budgets.count_rated_days(connection)
+        is_due = self._stored_ms is None or not 0 <= now_ms - self._stored_ms < HOUR_MS
+        if not is_due and rated_days == self._rated_days:
+            return 0
+        stored = store_spend_forecasts(self._database, now_ms)
+        self._stored_ms, self._rated_days = now_ms, rated_days
+        return stored
 
 
 def store_spend_forecasts(database: Database, now_ms: int) -> int:

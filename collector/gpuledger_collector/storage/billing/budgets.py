@@ -30,6 +30,7 @@ from gpuledger_collector.storage.rows import (
     columns_of,
     select,
     select_as,
+    select_number,
     select_text,
     select_value,
     select_values,
@@ -229,6 +230,11 @@ def rated_until(connection: Connection, at_ms: int) -> int | None:
         (at_ms,),
     )
     return None if until_ms is None else min(int(until_ms), at_ms)
+
+
+def count_rated_days(connection: Connection) -> int:
+    """Count the days that were rated, closed ones included."""
+    return select_number(connection, "SELECT count(*) FROM conservation_check") or 0
 
 
 def rated_since(connection: Connection, until_ms: int) -> int:
