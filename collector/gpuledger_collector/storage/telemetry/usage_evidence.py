@@ -49,19 +49,20 @@ RECENT = "usage_interval"
 """Evidence of the last days alone, for questions about now: no day is packed before 37 days."""
 
 
-def _number(name: str, most: int, numbers: str) -> str:
+def _number(column: str, most: int, numbers: str) -> str:
     """SQL: the number at `place` in a column of bits, one of `numbers`: the bits that are no whole
     byte, then byte planes.
     """
+    name = column.rpartition(".")[2]
     cast = "::bigint" if most > 4 else ""
     head, bits, planes = f"d.{name}_head", f"d.{name}_bits", f"d.{name}_planes"
     top = (
-        f"((get_byte(b.{name}, place * {bits} / 8) >> (place * {bits} & 7)) & ((1 << {bits}) - 1))"
+        f"((get_byte({column}, place * {bits} / 8) >> (place * {bits} & 7)) & ((1 << {bits}) - 1))"
     )
     cases = []
     for count in range(1, most + 1):
         parts = [
-            f"(get_byte(b.{name}, {head} + {plane} * {numbers} + place){cast}"
+            f"(get_byte({column}, {head} + {plane} * {numbers} + place){cast}"
             f" << {8 * (count - 1 - plane)})"
             for plane in range(count)
         ]
@@ -71,24 +72,32 @@ def _number(name: str, most: int, numbers: str) -> str:
             | CASE {planes} WHEN 0 THEN 0 {" ".join(cases)} END){least})"""
 
 
-def _numbers(columns: Mapping[str, int], numbers: str) -> str:
-    """SQL: the numbers of these columns at each place, as `place` and the names of the columns."""
+def _bits(columns: Mapping[str, int], alias: str) -> str:
+    """SQL: a table of one row with these columns of a packed day.
+
+    unnest of arrays of one element reads each column once for all its numbers: `get_byte` of the
+    table's own column would decompress all of it for every byte. It stands beside the table, not in
+    the subquery that needs it: Citus 13.2 sends no worker a function there that names the table.
+    """
+    return f"unnest({', '.join(f'ARRAY[p.{name}]' for name in columns)}) AS {alias} ({', '.join(columns)})"
+
+
+def _numbers(columns: Mapping[str, int], numbers: str, alias: str) -> str:
+    """SQL: the numbers of columns of `_bits` at each place, as `place` and the names of the columns."""
     values = ", ".join(
-        f"{_number(name, most, numbers)} AS {name}" for name, most in columns.items()
+        f"{_number(f'{alias}.{name}', most, numbers)} AS {name}" for name, most in columns.items()
     )
     # Without a percent sign, which is a placeholder where a statement has values.
     shape = ", ".join(
-        f"octet_length(b.{name}) / {numbers} AS {name}_planes,"
-        f" mod(octet_length(b.{name}), {numbers}) AS {name}_head,"
-        f" mod(octet_length(b.{name}), {numbers}) * 8 / {numbers} AS {name}_bits"
+        f"octet_length({alias}.{name}) / {numbers} AS {name}_planes,"
+        f" mod(octet_length({alias}.{name}), {numbers}) AS {name}_head,"
+        f" mod(octet_length({alias}.{name}), {numbers}) * 8 / {numbers} AS {name}_bits"
         for name in columns
     )
-    # unnest of arrays of one element reads each column once for all its rows: `get_byte` of the
-    # table's own column would decompress all of it for every byte. The places depend on it, so that
-    # no plan reads it once for each of them; OFFSET has numbers, not columns, sorted by place.
+    # The places depend on the lengths, so that no plan reads these once for each of them; OFFSET
+    # has numbers, not columns, sorted by place.
     return f"""SELECT place, {values}
-        FROM unnest({", ".join(f"ARRAY[p.{name}]" for name in columns)}) AS b ({", ".join(columns)})
-        CROSS JOIN LATERAL (SELECT {shape}, {numbers} - 1 AS last OFFSET 0) AS d
+        FROM (SELECT {shape}, {numbers} - 1 AS last OFFSET 0) AS d
         CROSS JOIN LATERAL generate_series(0, d.last) AS place OFFSET 0"""
 
 
@@ -114,17 +123,17 @@ SELECT p.accelerator_id, k.workload_id, s.state, p.day_ms + v.until_ms - v.lengt
     v.record::integer AS record, s.accelerator_attributes_id,
     coalesce(k.workload_id, 0) + k.attributes_offset AS workload_attributes_id
 FROM usage_interval_day p
+CROSS JOIN LATERAL {_bits(PLANES, "b")}
+CROSS JOIN LATERAL {_bits(CONTEXT_PLANES, "c")}
 CROSS JOIN LATERAL (
-    SELECT *, until_ms - lag(until_ms, 1, 0::bigint) OVER (ORDER BY place) - gap AS length
-    FROM (
-        SELECT place, gap, missing, idle_ticks, idle, unknown_ticks, unknown, energy, seq,
-            CASE WHEN context > 1 THEN context - 2
-                ELSE sum((context = 1)::integer) OVER w - 1 END AS context,
-            sum(ticks::integer) OVER w * p.tick_ms + jitter AS until_ms,
-            sum(record::integer) OVER w AS record
-        FROM ({_numbers(PLANES, "p.rows")}) AS number
-        WINDOW w AS (ORDER BY place ROWS UNBOUNDED PRECEDING)
-    ) AS summed
+    SELECT missing, idle_ticks, idle, unknown_ticks, unknown, energy, seq,
+        CASE WHEN context > 1 THEN context - 2
+            ELSE sum((context = 1)::integer) OVER w - 1 END AS context,
+        sum(ticks::integer) OVER w * p.tick_ms + jitter AS until_ms,
+        ticks * p.tick_ms + jitter - lag(jitter, 1, 0::bigint) OVER w - gap AS length,
+        sum(record::integer) OVER w AS record
+    FROM ({_numbers(PLANES, "p.rows", "b")}) AS number
+    WINDOW w AS (ORDER BY place ROWS UNBOUNDED PRECEDING)
 ) AS v
 JOIN LATERAL (
     SELECT place AS context, source, power,
@@ -132,7 +141,7 @@ JOIN LATERAL (
             AS workload_id,
         CASE WHEN attributes > 0 THEN p.attributes_first + sum({_step("attributes")}) OVER w
             END::bigint AS attributes_offset
-    FROM ({_numbers(CONTEXT_PLANES, "p.contexts")}) AS number
+    FROM ({_numbers(CONTEXT_PLANES, "p.contexts", "c")}) AS number
     WINDOW w AS (ORDER BY place ROWS UNBOUNDED PRECEDING)
 ) AS k ON k.context = v.context
 JOIN LATERAL unnest({", ".join(f"p.{name}" for name in SOURCE_COLUMNS)})
