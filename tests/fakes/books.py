@@ -115,7 +115,8 @@ def tables(dsn: str) -> dict[str, tuple[int, str]]:
             (list(ASKED),),
         ).fetchall()
         contents = {name: f'SELECT t::text AS line FROM "{name}" t' for (name,) in names}
-        contents[EVIDENCE] = f"SELECT s::text AS line FROM {usage_evidence.intervals(0)} AS s"
+        if contents:
+            contents[EVIDENCE] = f"SELECT s::text AS line FROM {usage_evidence.intervals(0)} AS s"
         return {
             name: connection.execute(_HASH.format(lines)).fetchone()
             for name, lines in contents.items()
