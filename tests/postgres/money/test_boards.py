@@ -461,6 +461,14 @@ ELSEWHERE = {
     },
     ("demand", "Outcome of the decisions"): "estimates",
     ("demand", "GPUs requested in queues"): "GPUs, which are kept in millionths",
+    **{
+        ("team", title): "GPU-hours of queues, not billed: tests/dashboards/test_meaning.py"
+        for title in (
+            "Queues: quota, and who waited beside unused quota",
+            "GPUs that waited beside unused quota, by queue",
+            "Who was stopped, and for whom",
+        )
+    },
     ("fleet", "Inventory"): "GPUs, which are kept in millionths",
     ("finops", "Busy hour, $currency"): "a quotient of amounts that are read here",
     ("research", "Experiments ($currency)"): "a part of the projects, of those with a tag",
