@@ -7,7 +7,12 @@ from fakes.batches import NOON_MS, batch, workload
 from fakes.collector import running
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.ingest.batches import attributes
-from gpuledger_collector.services.upkeep import Expired, RetentionDays, expire
+from gpuledger_collector.services.upkeep import (
+    Expired,
+    RetentionDays,
+    expire,
+    pack_usage_intervals,
+)
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import unused_names as names
@@ -46,12 +51,27 @@ def test_made_up_names_go_and_those_with_evidence_stay(dsn):
         assert expire(Database(dsn), KEEP, LATER_MS) == Expired(0, 0, 0)
 
 
+def test_a_packed_day_keeps_its_workloads(dsn):
+    """Also one that no hour of usage has, as of a second holder who was refused."""
+    database = Database(dsn)
+    with running(dsn) as collector:
+        assert collector.send(batch(1, workloads=[workload(), workload("made-up")]))[0] == 200
+    with database.transaction() as connection:
+        connection.execute("DELETE FROM hour_recompute")
+    assert pack_usage_intervals(database, 37, LATER_MS).intervals == 2
+    with psycopg.connect(dsn, autocommit=True) as job:
+        assert names.forget_unused(job, "workload", LATER_MS) == 1
+    assert rows(dsn, "SELECT external_id FROM workload") == [("job-1",)]
+
+
 def test_every_column_that_refers_to_a_name_is_looked_at():
     """Columns of the declared schema that could hold an id of either table, whatever they are
     called.
     """
     # A count, and the name that a scheduler has for one.
     numbers = {("queue_reading", "workloads"), ("queue_eviction", "workload")}
+    # Bits, which `usage_evidence.WORKLOADS` reads.
+    numbers |= {("usage_interval_day", "workload"), ("usage_interval_day", "workload_first")}
     for table in names.NAMED:
         looked_at = {*names.references(table), *numbers}
         for other in metadata.sorted_tables:
@@ -79,8 +99,8 @@ def test_whatever_refers_to_a_name_keeps_it(dsn, table):
     }[table]
     with psycopg.connect(dsn, autocommit=True) as connection:
         for other, column in names.references(table):
-            if other in names.partitions.PARTITIONED:
-                continue  # as the batch above shows
+            if other in (*names.partitions.PARTITIONED, "usage_interval_day"):
+                continue  # as the batch above and the packed day below show
             connection.execute(f"TRUNCATE {table} CASCADE")
             connection.execute(insert.encode(), ("used",))
             connection.execute(insert.encode(), ("unused",))

@@ -20,7 +20,7 @@ from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.rows import select_values
 from gpuledger_collector.storage.schema import metadata
-from gpuledger_collector.storage.telemetry import partitions
+from gpuledger_collector.storage.telemetry import partitions, usage_evidence
 from gpuledger_common.instants import to_datetime
 
 NAMED = {
@@ -147,6 +147,8 @@ def _candidates(connection: Connection) -> list[int]:
 def _statements(connection: Connection, table: str) -> Iterator[sql.Composed]:
     """Yield the statements that collect what a table or partition refers to in `referred`."""
     parts = partitions.listing(connection)
+    if table == "workload":
+        yield sql.SQL("INSERT INTO referred {}").format(sql.SQL(usage_evidence.WORKLOADS))
     for other, column in references(table):
         is_array = column.endswith("_ids")
         divided = other in partitions.PARTITIONED

@@ -113,6 +113,14 @@ def _share(name: str) -> str:
     return f"h.held_ms * v.{name}_ticks / h.ticks + v.{name}"
 
 
+_CONTEXTS = f"""SELECT place AS context, source, power,
+        CASE WHEN workload > 0 THEN p.workload_first + sum({_step("workload")}) OVER w END::bigint
+            AS workload_id,
+        CASE WHEN attributes > 0 THEN p.attributes_first + sum({_step("attributes")}) OVER w
+            END::bigint AS attributes_offset
+    FROM ({_numbers(CONTEXT_PLANES, "p.contexts", "c")}) AS number
+    WINDOW w AS (ORDER BY place ROWS UNBOUNDED PRECEDING)"""
+"""SQL: what intervals of a packed day have in common, by context."""
 _UNPACKED = f"""
 SELECT p.accelerator_id, k.workload_id, s.state, p.day_ms + v.until_ms - v.length AS start_ms,
     p.day_ms + v.until_ms AS end_ms, h.held_ms, h.held_ms - u.idle_ms - u.unknown_ms AS busy_ms,
@@ -136,13 +144,7 @@ CROSS JOIN LATERAL (
     WINDOW w AS (ORDER BY place ROWS UNBOUNDED PRECEDING)
 ) AS v
 JOIN LATERAL (
-    SELECT place AS context, source, power,
-        CASE WHEN workload > 0 THEN p.workload_first + sum({_step("workload")}) OVER w END::bigint
-            AS workload_id,
-        CASE WHEN attributes > 0 THEN p.attributes_first + sum({_step("attributes")}) OVER w
-            END::bigint AS attributes_offset
-    FROM ({_numbers(CONTEXT_PLANES, "p.contexts", "c")}) AS number
-    WINDOW w AS (ORDER BY place ROWS UNBOUNDED PRECEDING)
+    {_CONTEXTS}
 ) AS k ON k.context = v.context
 JOIN LATERAL unnest({", ".join(f"p.{name}" for name in SOURCE_COLUMNS)})
     WITH ORDINALITY AS s ({", ".join(SOURCE_COLUMNS.values())}, source) ON s.source = k.source + 1
@@ -178,3 +180,11 @@ def packed(day_ms: int) -> str:
     """SQL: a table in parentheses with the columns COLUMNS of the packed intervals of a day."""
     day = f"p.day_ms = {int(day_ms)}"
     return f"({_UNPACKED} AND {day} UNION ALL {first_interval_format.UNPACKED} AND {day})"
+
+
+WORKLOADS = f"""
+SELECT DISTINCT k.workload_id FROM usage_interval_day p
+CROSS JOIN LATERAL {_bits(CONTEXT_PLANES, "c")} CROSS JOIN LATERAL ({_CONTEXTS}) AS k
+WHERE p.format = {interval_columns.FORMAT}
+"""
+"""SQL: the ids of all workloads that packed days name, but for those in `workload_ids`."""
