@@ -57,7 +57,7 @@ def test_a_packed_day_keeps_its_workloads(dsn):
     with running(dsn) as collector:
         assert collector.send(batch(1, workloads=[workload(), workload("made-up")]))[0] == 200
     with database.transaction() as connection:
-        connection.execute("DELETE FROM hour_recompute")
+        connection.execute("DELETE FROM hour_recompute; DELETE FROM gpu_latest")
     assert pack_usage_intervals(database, 37, LATER_MS).intervals == 2
     with psycopg.connect(dsn, autocommit=True) as job:
         assert names.forget_unused(job, "workload", LATER_MS) == 1
