@@ -33,6 +33,7 @@ from bench.agent import (
     MAX_SHARE,
     Footprint,
     agent_command,
+    compile_modules,
     install_stand_in,
     machine,
     measure_all,
@@ -213,12 +214,18 @@ def cluster(folder: Path) -> Iterator[tuple[Any, Traffic, list[dict[str, Any]]]]
 
     class Server(apiserver.Server):
         def listed(self, path: str) -> list[dict[str, Any]] | None:
-            return [] if path == "/api/v1/pods" else super().listed(path)
+            if path == "/api/v1/pods":
+                return []
+            of_pods = path.startswith("/api/v1/namespaces/") and path.endswith("/pods")
+            return by_node[NODE] if of_pods else super().listed(path)
 
     def page(items: list[dict[str, Any]], query: dict[str, str]) -> bytes:
         # The stand-in looks at every pod for each answer; a real server has an index by node.
         name, _, value = query.get("fieldSelector", "").partition("=")
-        if name == "spec.nodeName":
+        if name == "metadata.name":
+            wanted = value.partition(",")[0]
+            items = [item for item in items if item["metadata"]["name"] == wanted]
+        elif name == "spec.nodeName":
             items = by_node.get(value, [])
         elif name == "status.phase":
             items = by_node[""]
@@ -310,6 +317,7 @@ def measure_agents(
             }
             environment |= {f"GPULEDGER_AGENT_{key}": value for key, value in ours.items()}
             commands[name] = command, environment, port
+            compile_modules(command, environment)
         before, started = traffic.now(), time.monotonic()
         footprints = measure_all(commands, seconds)
         minutes = (time.monotonic() - started) / 60

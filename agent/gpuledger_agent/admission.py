@@ -175,7 +175,7 @@ SERVED: Mapping[str, Admission] = {
     "gpuledger_agent.exposition": Admission(
         way_in="GET /metrics of the agent (metrics_listen)",
         payer="all of the node",
-        bytes="64 KiB a line, 100 headers",
+        bytes=f"{exposition.MAX_HEAD_BYTES // 1024} KiB of line and headers",
         inflated_bytes=NONE,
         records=NONE,
         age=NONE,

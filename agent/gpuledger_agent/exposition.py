@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
-import http.server
 import os
+import re
 import resource
 import socket
+import socketserver
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-
-from prometheus_client import generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector, CollectorRegistry
 
 from gpuledger_agent import __version__
 from gpuledger_agent.sampler import Latest, Sampler
 from gpuledger_agent.spool import Spool
 from gpuledger_common.catalog import BY_NAME
-from gpuledger_common.exporter_names import Vintage, families, render
+from gpuledger_common.exporter_names import Vintage, families
+from gpuledger_common.exposition_text import Family, Kind, label_text, number, render
+from gpuledger_common.http_exchange import plain_name
 from gpuledger_common.readings import Accelerator, Holder, Sample
 
-LABELS = ("uuid", "gpu", "model", "node", "mig_instance")
-OWNER_LABELS = ("uuid", "node", "workload", "kind", "user", "account", "team", "project")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Always the same, as dcgm-exporter's: OpenMetrics forbids the names of its counters."""
 HEALTH = {"ok": 0, "degraded": 1, "failed": 2, "unknown": 3}
@@ -35,6 +32,10 @@ MAX_CONNECTIONS = 16
 
 Each takes a thread and a descriptor, which the agent needs for itself.
 """
+MAX_HEAD_BYTES = 64 * 1024
+"""Of a request: its line and its headers."""
+POLL_S = 2.0
+"""How often requests past their deadline are looked for."""
 DEADLINE_S = 30.0
 """For a request and its answer as a whole, however its bytes arrive."""
 
@@ -48,7 +49,7 @@ def _read(latest: Latest) -> list[tuple[Accelerator, Sample, Sequence[Holder]]]:
     ]
 
 
-class AgentCollector(Collector):
+class MetricsPage:
     """Reads the latest samples and the spool's counters at each scrape; never a GPU."""
 
     def __init__(
@@ -57,9 +58,15 @@ class AgentCollector(Collector):
         self._node, self._sampler, self._spool = sampler.node, sampler, spool
         self._dcgm, self._hardware = dcgm, hardware
 
-    def collect(self) -> Iterable[Metric]:
-        """Every family once, with all its series together."""
+    def text(self) -> str:
+        """The page: every family once, with all its series together, then dcgm-exporter's names."""
         latest = self._sampler.latest
+        text = render(self._families(latest))
+        if self._dcgm != "off":
+            text += render(families(self._node, latest.driver, _read(latest), self._dcgm))
+        return text
+
+    def _families(self, latest: Latest) -> Iterable[Family]:
         yield from self._gpu(latest)
         yield from self._owners(latest)
         if self._hardware:
@@ -72,73 +79,59 @@ class AgentCollector(Collector):
         """Count a page that could not be built."""
         self._sampler.exceptions.record("metrics", error)
 
-    def dcgm_text(self) -> str:
-        """The same readings under dcgm-exporter's names; empty when the setting is off."""
-        if self._dcgm == "off":
-            return ""
-        latest = self._sampler.latest
-        return render(families(self._node, latest.driver, _read(latest), self._dcgm))
+    def _labels(self, accelerator: Accelerator) -> dict[str, str]:
+        return {
+            "uuid": accelerator.uuid,
+            "gpu": str(accelerator.index),
+            "model": accelerator.model,
+            "node": self._node,
+            "mig_instance": accelerator.mig_instance or "",
+        }
 
-    def _labels(self, accelerator: Accelerator) -> list[str]:
-        return [
-            accelerator.uuid,
-            str(accelerator.index),
-            accelerator.model,
-            self._node,
-            accelerator.mig_instance or "",
-        ]
-
-    def _gpu(self, latest: Latest) -> Iterable[Metric]:
-        health = GaugeMetricFamily(
-            "gpu_health_status", "0 ok, 1 degraded, 2 failed, 3 unknown", labels=LABELS
-        )
-        cause = GaugeMetricFamily(
-            "gpu_health_cause", "1 for the cause of a fault", labels=(*LABELS, "status", "cause")
-        )
-        families: dict[str, Any] = {}
-        for accelerator in latest.accelerators:
-            sample = latest.samples.get(accelerator.uuid)
-            if sample is None:
-                continue
+    def _gpu(self, latest: Latest) -> Iterable[Family]:
+        health = Family("gpu_health_status", "0 ok, 1 degraded, 2 failed, 3 unknown", "gauge")
+        cause = Family("gpu_health_cause", "1 for the cause of a fault", "gauge")
+        families: dict[str, Family] = {}
+        for accelerator, sample, _ in _read(latest):
             labels = self._labels(accelerator)
-            health.add_metric(labels, HEALTH[sample.health.status])
+            text = label_text(labels)
+            health.add(number(HEALTH[sample.health.status]), text)
             if sample.health.cause:
-                cause.add_metric([*labels, sample.health.status, sample.health.cause], 1)
+                of_fault = {"status": sample.health.status, "cause": sample.health.cause}
+                cause.add(number(1), label_text(labels | of_fault))
             for name, value in sample.values.items():
                 if name in BY_NAME:
-                    family = families.setdefault(name, _catalog_family(name, LABELS))
-                    family.add_metric(labels, float(value))
+                    _family_of(name, families).add(number(value), text)
             # Metrics with several series: their own labels come after the accelerator's.
             for name, series in sample.series.items():
-                family = families.setdefault(name, _catalog_family(name))
-                sample_name = f"{family.name}_total" if family.type == "counter" else name
+                family = _family_of(name, families)
                 for entry in series:
-                    all_labels = dict(zip(LABELS, labels, strict=True)) | dict(entry.labels)
-                    family.add_sample(sample_name, all_labels, entry.value)
+                    family.add(number(entry.value), label_text(labels | dict(entry.labels)))
         yield health
         yield cause
         yield from families.values()
 
-    def _owners(self, latest: Latest) -> Iterable[Metric]:
-        held = GaugeMetricFamily(
+    def _owners(self, latest: Latest) -> Iterable[Family]:
+        held = Family(
             "gpu_held_ratio",
             "Part of the accelerator that a workload holds; absent: no holder",
-            labels=OWNER_LABELS,
+            "gauge",
         )
         for uuid, holders in latest.holders.items():
             total_weight = sum(holder.weight for holder in holders) or 1
             for holder in holders:
                 workload, tags = holder.workload, holder.workload.tags
-                owner = [
-                    workload.user or "",
-                    workload.account or "",
-                    tags.get("team", ""),
-                    tags.get("project", ""),
-                ]
-                held.add_metric(
-                    [uuid, self._node, workload.id, workload.kind, *owner],
-                    holder.weight / total_weight,
-                )
+                labels = {
+                    "uuid": uuid,
+                    "node": self._node,
+                    "workload": workload.id,
+                    "kind": workload.kind,
+                    "user": workload.user or "",
+                    "account": workload.account or "",
+                    "team": tags.get("team", ""),
+                    "project": tags.get("project", ""),
+                }
+                held.add(number(holder.weight / total_weight), label_text(labels))
         yield held
         for name, text, disagreement in (
             (
@@ -152,13 +145,14 @@ class AgentCollector(Collector):
                 "used without an allocation",
             ),
         ):
-            family = GaugeMetricFamily(name, text, labels=("uuid", "node"))
+            family = Family(name, text, "gauge")
             for accelerator in latest.accelerators:
                 differs = latest.disagreement(accelerator.uuid) == disagreement
-                family.add_metric([accelerator.uuid, self._node], int(differs))
+                labels = {"uuid": accelerator.uuid, "node": self._node}
+                family.add(number(differs), label_text(labels))
             yield family
 
-    def _agent(self) -> Iterable[Metric]:
+    def _agent(self) -> Iterable[Family]:
         counts = self._spool.counts()
         yield _gauge(
             "gpuledger_agent_info",
@@ -167,11 +161,9 @@ class AgentCollector(Collector):
             {"version": __version__, "node": self._node},
         )
         yield _counter("gpuledger_agent_ticks_total", "Rounds of sampling", self._sampler.ticks)
-        faults = CounterMetricFamily(
-            "gpuledger_agent_faults_total", "Exceptions survived, by place", labels=("place",)
-        )
+        faults = Family("gpuledger_agent_faults_total", "Exceptions survived, by place", "counter")
         for place, count in self._sampler.exceptions.counts.items():
-            faults.add_metric((place,), count)
+            faults.add(number(count), label_text({"place": place}))
         yield faults
         yield _counter(
             "gpuledger_agent_clock_step_discarded_seconds_total",
@@ -190,10 +182,10 @@ class AgentCollector(Collector):
             int(not counts.is_conserved),
         )
         lost = self._spool.lost_counts()
-        records = CounterMetricFamily(
+        records = Family(
             "gpuledger_agent_records_lost_total",
             "Records lost for lack of space, and how",
-            labels=("record", "how"),
+            "counter",
         )
         for record, how, value in (
             ("usage_interval", "dropped", lost.usage_intervals_dropped),
@@ -201,7 +193,7 @@ class AgentCollector(Collector):
             ("reading", "downsampled", lost.readings_downsampled),
             ("reading", "memory full", self._sampler.readings_lost),
         ):
-            records.add_metric((record, how), value)
+            records.add(number(value), label_text({"record": record, "how": how}))
         yield records
         yield _gauge(
             "gpuledger_agent_spool_fill_ratio", "How full the spool is", self._spool.fill()
@@ -224,22 +216,26 @@ class AgentCollector(Collector):
         )
 
 
-def _catalog_family(name: str, labels: Sequence[str] | None = None) -> Any:
-    metric = BY_NAME[name]
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    return kind(name, f"{metric.nvml} ({metric.unit})", labels=labels)
-
-
-def _gauge(
-    name: str, text: str, value: float, labels: dict[str, str] | None = None
-) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, text, labels=tuple(labels or ()))
-    family.add_metric(tuple((labels or {}).values()), value)
+def _family_of(name: str, families: dict[str, Family]) -> Family:
+    """The family of a metric of the catalog, a new one where there is none yet."""
+    family = families.get(name)
+    if family is None:
+        metric = BY_NAME[name]
+        kind: Kind = "counter" if metric.kind == "counter" else "gauge"
+        family = families[name] = Family(name, f"{metric.nvml} ({metric.unit})", kind)
     return family
 
 
-def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
-    return CounterMetricFamily(name, text, value=value)
+def _gauge(name: str, text: str, value: float, labels: dict[str, str] | None = None) -> Family:
+    family = Family(name, text, "gauge")
+    family.add(number(value), label_text(labels or {}))
+    return family
+
+
+def _counter(name: str, text: str, value: float) -> Family:
+    family = Family(name, text, "counter")
+    family.add(number(value))
+    return family
 
 
 def resident_bytes() -> int:
@@ -248,37 +244,66 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    """Serves the page under / and /metrics."""
+class _Handler(socketserver.StreamRequestHandler):
+    """Answers one request of HTTP/1.0 or 1.1 with the page, under / and /metrics, and closes."""
 
     page: Callable[[], bytes]
 
-    def do_GET(self) -> None:
+    def handle(self) -> None:
         """The page, compressed when the client accepts gzip."""
-        is_page = self.path.partition("?")[0] in {"/", "/metrics"}
-        try:
-            body = type(self).page() if is_page else b"the metrics are at /metrics\n"
-        except Exception:
-            self.send_error(500, "the page could not be built; see the agent's log")
-            return
-        self.send_response(200 if is_page else 404)
-        self.send_header("Content-Type", CONTENT_TYPE if is_page else "text/plain; charset=utf-8")
-        if "gzip" in self.headers.get("Accept-Encoding", ""):
-            body = gzip.compress(body, 1)
-            self.send_header("Content-Encoding", "gzip")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        head = self._read_head()
+        method, _, rest = head.partition(" ")
+        path = rest.partition(" ")[0].partition("?")[0]
+        if method != "GET":
+            self._answer("501 Not Implemented", b"the metrics are at GET /metrics\n")
+        elif path not in {"/", "/metrics"}:
+            self._answer("404 Not Found", b"the metrics are at /metrics\n")
+        else:
+            try:
+                body = type(self).page()
+            except Exception:
+                self._answer(
+                    "500 Internal Server Error",
+                    b"the page could not be built; see the agent's log\n",
+                )
+                return
+            accepted = re.search(r"\naccept-encoding:(.*)", head, re.IGNORECASE)
+            gzip = accepted is not None and "gzip" in accepted[1].lower()
+            self._answer("200 OK", body, CONTENT_TYPE, gzip=gzip)
 
-    def log_message(self, *arguments: object) -> None:
-        """Scrapes are not logged."""
+    def _read_head(self) -> str:
+        """The request's line and headers; empty where they are no request."""
+        head = bytearray()
+        while len(head) <= MAX_HEAD_BYTES:
+            line = self.rfile.readline(MAX_HEAD_BYTES + 1 - len(head))
+            head += line
+            if line in {b"\r\n", b"\n", b""}:
+                return head.decode("latin-1")
+        return ""
+
+    def _answer(
+        self,
+        status: str,
+        body: bytes,
+        content_type: str = "text/plain; charset=utf-8",
+        *,
+        gzip: bool = False,
+    ) -> None:
+        headers = [f"HTTP/1.0 {status}", f"Content-Type: {content_type}"]
+        if gzip:
+            body = zlib.compress(body, 1, wbits=zlib.MAX_WBITS | 16)
+            headers.append("Content-Encoding: gzip")
+        headers.append(f"Content-Length: {len(body)}")
+        self.wfile.write("\r\n".join([*headers, "", ""]).encode() + body)
 
 
-class _Server(http.server.ThreadingHTTPServer):
+class _Server(socketserver.ThreadingTCPServer):
     """Answers a bounded number of requests at once, each within a deadline; anybody on the node may
     connect.
     """
 
+    allow_reuse_address = True
+    daemon_threads = True
     request_queue_size = MAX_CONNECTIONS
     failed: Callable[[Exception], None]
     clock = staticmethod(time.monotonic)
@@ -304,7 +329,7 @@ class _Server(http.server.ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Cut off what is past its deadline; called twice a second, and after each connection."""
+        """Cut off what is past its deadline; called every POLL_S, and after each connection."""
         since = self.clock() - DEADLINE_S
         with self._lock:
             overdue = [request for request, began in self._began.items() if began < since]
@@ -320,32 +345,33 @@ class _Server(http.server.ThreadingHTTPServer):
             self.failed(error)
 
 
-def serve(listen: str, collector: AgentCollector) -> Callable[[], None]:
+def serve(listen: str, metrics: MetricsPage) -> Callable[[], None]:
     """Serve /metrics on ADDRESS:PORT in a thread; the returned call stops it.
 
     Raises OSError for a port in use.
     """
-    registry = CollectorRegistry()
-    registry.register(collector)
     address, _, port = listen.rpartition(":")
     host = address.strip("[]") or "127.0.0.1"
+    family = socket.getaddrinfo(plain_name(host), int(port), type=socket.SOCK_STREAM)[0][0]
 
     class Server(_Server):
-        address_family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
-        failed = staticmethod(collector.count_failure)
+        address_family = family
+        failed = staticmethod(metrics.count_failure)
 
     class Handler(_Handler):
         @staticmethod
         def page() -> bytes:
             try:
-                return generate_latest(registry) + collector.dcgm_text().encode()
+                return metrics.text().encode()
             except Exception as error:
                 # Before the answer, so that whoever saw it fail sees it counted.
-                collector.count_failure(error)
+                metrics.count_failure(error)
                 raise
 
     server = Server((host, int(port)), Handler)
-    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, args=(POLL_S,), name="metrics", daemon=True
+    )
     thread.start()
 
     def end() -> None:

@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from prometheus_client.core import Metric
-
 from gpuledger_common.exporter_names import holder_labels
+from gpuledger_common.exposition_text import Family, Kind, label_text, number
 from gpuledger_common.readings import Accelerator, Holder, Sample
 
 STATES = ("ok", "degraded", "failed")
@@ -28,19 +27,19 @@ KUBERNETES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class Convention:
     """A family of the conventions, and the catalog's metrics that it shows, each with further
     labels.
     """
 
     name: str
-    convention: str
+    title: str
     shows: Mapping[str, Mapping[str, str]]
-    kind: str = "gauge"
+    kind: Kind = "gauge"
 
 
-FAMILIES = (
-    Family(
+CONVENTIONS = (
+    Convention(
         "hw_gpu_utilization_ratio",
         "hw.gpu.utilization",
         {
@@ -49,14 +48,14 @@ FAMILIES = (
             "gpu_decoder_utilization_ratio": {"hw_gpu_task": "decoder"},
         },
     ),
-    Family("hw_gpu_memory_usage_bytes", "hw.gpu.memory.usage", {"gpu_memory_used_bytes": {}}),
-    Family("hw_gpu_memory_limit_bytes", "hw.gpu.memory.limit", {"gpu_memory_total_bytes": {}}),
-    Family(
+    Convention("hw_gpu_memory_usage_bytes", "hw.gpu.memory.usage", {"gpu_memory_used_bytes": {}}),
+    Convention("hw_gpu_memory_limit_bytes", "hw.gpu.memory.limit", {"gpu_memory_total_bytes": {}}),
+    Convention(
         "hw_gpu_memory_utilization_ratio",
         "hw.gpu.memory.utilization",
         {"gpu_memory_used_ratio": {}},
     ),
-    Family(
+    Convention(
         "hw_gpu_io_bytes",
         "hw.gpu.io",
         {
@@ -65,7 +64,7 @@ FAMILIES = (
         },
         "counter",
     ),
-    Family(
+    Convention(
         "hw_errors",
         "hw.errors",
         {
@@ -74,40 +73,38 @@ FAMILIES = (
         },
         "counter",
     ),
-    Family("hw_energy_joules", "hw.energy", {"gpu_energy_joules_total": {}}, "counter"),
-    Family("hw_power_watts", "hw.power", {"gpu_power_watts": {}}),
-    Family("hw_temperature_celsius", "hw.temperature", {"gpu_temperature_celsius": {}}),
+    Convention("hw_energy_joules", "hw.energy", {"gpu_energy_joules_total": {}}, "counter"),
+    Convention("hw_power_watts", "hw.power", {"gpu_power_watts": {}}),
+    Convention("hw_temperature_celsius", "hw.temperature", {"gpu_temperature_celsius": {}}),
 )
 
 
 def hardware_families(
     node: str, latest: Iterable[tuple[Accelerator, Sample, Sequence[Holder]]]
-) -> Iterable[Metric]:
+) -> Iterable[Family]:
     """The families of all accelerators that have a reading, each once; unknown readings have no
     line.
     """
     entries = [
         (sample, labels_of(node, accelerator, holders)) for accelerator, sample, holders in latest
     ]
-    for shown in FAMILIES:
-        family = Metric(
-            shown.name, f"{shown.convention} (OpenTelemetry, in development).", shown.kind
-        )
+    for shown in CONVENTIONS:
         name = f"{shown.name}_total" if shown.kind == "counter" else shown.name
+        family = Family(name, f"{shown.title} (OpenTelemetry, in development).", shown.kind)
         for sample, labels in entries:
             for metric, further in shown.shows.items():
                 if metric in sample.values:
-                    family.add_sample(name, {**labels, **further}, sample.values[metric])
-        if family.samples:
+                    text = label_text({**labels, **further})
+                    family.add(number(sample.values[metric]), text)
+        if family.lines:
             yield family
-    status = Metric("hw_status", "hw.status (OpenTelemetry, in development).", "gauge")
+    status = Family("hw_status", "hw.status (OpenTelemetry, in development).", "gauge")
     for sample, labels in entries:
         if sample.health.status in STATES:
             for state in STATES:
-                status.add_sample(
-                    status.name, {**labels, "hw_state": state}, float(state == sample.health.status)
-                )
-    if status.samples:
+                value = number(state == sample.health.status)
+                status.add(value, label_text({**labels, "hw_state": state}))
+    if status.lines:
         yield status
 
 

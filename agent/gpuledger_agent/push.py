@@ -47,6 +47,8 @@ TIMEOUT_S = 30.0
 """For a whole exchange: connecting, sending a batch and reading the answer."""
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 """A collector's answer lists at most a thousand refusals."""
+IDLE_S = 10.0
+"""How long to sleep while no batch waits."""
 MAX_LOGGED = 20
 """Distinct log messages about one outage."""
 PATH = "/v1/batches"
@@ -343,9 +345,8 @@ class Pusher:
             except Exception as error:  # a full disk or a locked file must not end delivery forever
                 self.problem, wait_s = f"{type(error).__name__}: {error}", 5.0
             if wait_s is None:
-                # Woken by each flush; the timeout only bounds how long a missed wake-up delays a
-                # batch.
-                wake.wait(1.0)
+                # Woken by each flush, reload and stop; the watchdog sees progress in between.
+                wake.wait(IDLE_S)
                 wake.clear()
                 continue
             self._log_problem()

@@ -21,7 +21,6 @@ import contextlib
 import hashlib
 import os
 import re
-import shutil
 import sqlite3
 import stat
 import threading
@@ -250,7 +249,7 @@ class Spool:
         for suffix in ("", "-wal", "-shm"):
             damaged = Path(f"{self.path}{suffix}")
             if damaged.exists():
-                shutil.move(damaged, f"{self.quarantined}{suffix}")
+                damaged.rename(f"{self.quarantined}{suffix}")
         return self._open(now_ms)
 
     @contextmanager
@@ -315,7 +314,8 @@ class Spool:
             # It would displace all others, and might not fit even then.
             if len(body) > self._max_bytes // 2:
                 return self._lose_new("larger than half the spool", now_ms, contents)
-            free = shutil.disk_usage(self.path.parent).free
+            disk = os.statvfs(self.path.parent)
+            free = disk.f_bavail * disk.f_frsize
             # A batch that fits into free pages of the file takes nothing from the disk.
             grows = self._int("PRAGMA freelist_count") * PAGE_BYTES < len(body) + PAGE_BYTES
             if (

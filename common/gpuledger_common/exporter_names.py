@@ -11,21 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from prometheus_client.core import Metric
-
 from gpuledger_common.catalog import DCGM_COUNTERS, DCGM_NOT_NUMERIC, DCGM_ORDER, METRICS
-from gpuledger_common.metrics import Metric as CatalogMetric
+from gpuledger_common.exposition_text import Family, label_text
+from gpuledger_common.metrics import Metric
 from gpuledger_common.readings import Accelerator, Holder, Sample
 
 Vintage = Literal["old", "new", "off"]
 
 
-def _default_position(metric: CatalogMetric) -> int:
+def _default_position(metric: Metric) -> int:
     short = metric.dcgm_field.removeprefix("DCGM_FI_DEV_").removeprefix("DCGM_FI_PROF_")
     return DCGM_ORDER.index(short) if short in DCGM_ORDER else len(DCGM_ORDER)
 
 
-EXPORTED: tuple[CatalogMetric, ...] = tuple(
+EXPORTED: tuple[Metric, ...] = tuple(
     sorted(
         (
             metric
@@ -45,21 +44,21 @@ def families(
     driver: str | None,
     latest: Iterable[tuple[Accelerator, Sample, Sequence[Holder]]],
     vintage: Vintage,
-) -> list[Metric]:
+) -> list[Family]:
     """The DCGM families of all accelerators that have a reading, each once, in dcgm-exporter's
     order.
     """
     entries = [
-        (sample, labels_of(node, driver, accelerator, holders, vintage))
+        (sample, label_text(labels_of(node, driver, accelerator, holders, vintage)))
         for accelerator, sample, holders in latest
     ]
-    result: list[Metric] = []
+    result: list[Family] = []
     for metric in EXPORTED:
         name = (
             metric.dcgm_field_46 if vintage == "new" and metric.dcgm_field_46 else metric.dcgm_field
         )
         counts = metric.kind == "counter" or metric.dcgm_field in DCGM_COUNTERS
-        family = Metric(
+        family = Family(
             name, f"{metric.name}, as dcgm-exporter names it.", "counter" if counts else "gauge"
         )
         # DCGM 4.6's names carry base units; the old ones carry DCGM's units (MHz, MiB, percent).
@@ -67,34 +66,11 @@ def families(
         for sample, labels in entries:
             value = sample.values.get(metric.name)
             if value is not None:
-                family.add_sample(
-                    name, labels, value if renamed else round(value / metric.dcgm_scale, 6)
-                )
-        if family.samples:
+                shown = value if renamed else round(value / metric.dcgm_scale, 6)
+                family.add(_number(name, shown), labels)
+        if family.lines:
             result.append(family)
     return result
-
-
-def render(families: Iterable[Metric]) -> str:
-    """The lines as dcgm-exporter writes them: labels in its order (prometheus-client sorts them),
-    %d or %f.
-    """
-    lines = []
-    for family in families:
-        lines += [
-            f"# HELP {family.name} {family.documentation}",
-            f"# TYPE {family.name} {family.type}",
-        ]
-        for sample in family.samples:
-            labels = ",".join(
-                f'{name}="{_escape_label(value)}"' for name, value in sample.labels.items()
-            )
-            lines.append(f"{sample.name}{{{labels}}} {_number(family.name, sample.value)}")
-    return "\n".join([*lines, ""]) if lines else ""
-
-
-def _escape_label(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
 def _number(name: str, value: float) -> str:

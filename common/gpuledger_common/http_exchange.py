@@ -80,12 +80,14 @@ class BoundedConnection(http.client.HTTPConnection):
         pinned: tuple[str, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`pinned`: the numeric address to connect to, whatever the name resolves to by then."""
+        """`timeout_s`, for a whole exchange, may be changed between two of them; `pinned`: the
+        numeric address to connect to, whatever the name resolves to by then.
+        """
         parts = urlsplit(url)
         self.default_port = _PORTS[parts.scheme]
         super().__init__(parts.hostname or "", parts.port or self.default_port)
         self._tls = tls if parts.scheme == "https" else None
-        self._timeout_s, self._max_bytes, self._unix_path, self._clock = (
+        self.timeout_s, self._max_bytes, self._unix_path, self._clock = (
             timeout_s,
             max_bytes,
             unix_path,
@@ -148,7 +150,7 @@ class BoundedConnection(http.client.HTTPConnection):
             )
         except TimeoutError as error:
             self.close()
-            raise TimeoutError(f"no complete answer within {self._timeout_s:.3g} s") from error
+            raise TimeoutError(f"no complete answer within {self.timeout_s:.3g} s") from error
         except (OSError, http.client.HTTPException, ValueError):
             self.close()
             raise
@@ -158,7 +160,7 @@ class BoundedConnection(http.client.HTTPConnection):
         return answer
 
     def _begin(self) -> None:
-        self._until = self._clock() + self._timeout_s
+        self._until = self._clock() + self.timeout_s
 
     def connect(self) -> None:
         """Connect within what is left of the deadline."""
@@ -173,7 +175,7 @@ class BoundedConnection(http.client.HTTPConnection):
             context = self._tls()
             context.sslsocket_class = _TlsSocket
             plain.settimeout(self._remaining_s())
-            secure = context.wrap_socket(plain, server_hostname=self.host)
+            secure = context.wrap_socket(plain, server_hostname=plain_name(self.host))
             assert isinstance(secure, _TlsSocket)
             secure.remaining_s = self._remaining_s
             self.sock = secure
@@ -268,17 +270,23 @@ def get_page(
     return answer.body.decode("utf-8", errors="replace")
 
 
+def plain_name(host: str) -> str | bytes:
+    """A name as bytes where it is ASCII: Python then needs no tables of other scripts, 0.1 MiB."""
+    return host.encode() if host.isascii() else host
+
+
 def resolve(host: str, port: int, timeout_s: float) -> list[Any]:
     """What a name resolves to. Raises OSError, TimeoutError past `timeout_s`."""
+    name = plain_name(host)
     try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        return socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except OSError:
         pass  # a name
     found: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
 
     def resolve() -> None:
         try:
-            found.put(list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
+            found.put(list(socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)))
         except Exception as error:  # handed to the caller; UnicodeError is one of them
             found.put(error)
 

@@ -89,21 +89,47 @@ class KubernetesClient:
         self._url, self._timeout_s = urlsplit(url), timeout_s
         self._token_file, self._ca_file = token_file, ca_file
         self._list_s, self._page_size, self._max_pages = list_s, page, max_pages
+        self._connection: BoundedConnection | None = None
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[BoundedConnection]:
+        """Ask everything inside over one connection, which is opened by the first question. For one
+        thread.
+        """
+        if self._connection is not None:
+            yield self._connection
+            return
+        connection = self._connection = BoundedConnection(
+            f"https://{self._url.netloc}",
+            timeout_s=self._timeout_s,
+            max_bytes=MAX_PAGE_BYTES,
+            tls=partial(ssl.create_default_context, cafile=self._ca_file and str(self._ca_file)),
+        )
+        try:
+            with contextlib.closing(connection):
+                yield connection
+        finally:
+            self._connection = None
 
     def list_all(self, path: str, kind: type[Item]) -> list[Item]:
         """Every object of a resource, with the fields that `kind` reads. Raises ApiFailed."""
         return list(self._list(path, {}, kind))
 
-    def _list(self, path: str, query: Mapping[str, str], kind: type[Item]) -> Iterator[Item]:
+    def _list(
+        self, path: str, query: Mapping[str, str], kind: type[Item], page_size: int | None = None
+    ) -> Iterator[Item]:
+        """The objects of a list, in pages of `page_size`, or of the size that all have."""
+        limit = str(page_size or self._page_size)
         next_page, until = "", time.monotonic() + self._list_s
-        for _ in range(self._max_pages):
-            position = {"continue": next_page} if next_page else {}
-            asked = urlencode({**query, "limit": str(self._page_size), **position})
-            page = self._page(f"{path}?{asked}", until, kind)
-            yield from page.items or ()
-            next_page = page.metadata.next
-            if not next_page:
-                return
+        with self.connected():
+            for _ in range(self._max_pages):
+                position = {"continue": next_page} if next_page else {}
+                asked = urlencode({**query, "limit": limit, **position})
+                page = self._page(f"{path}?{asked}", until, kind)
+                yield from page.items or ()
+                next_page = page.metadata.next
+                if not next_page:
+                    return
         raise ApiFailed(f"{path}: more than {self._max_pages} pages")
 
     def _page(self, target: str, until: float, kind: type[Item]) -> _ListPage[Item]:
@@ -114,15 +140,8 @@ class KubernetesClient:
         try:
             token = self._token_file.read_text(encoding="ascii").strip()
             headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
-            connection = BoundedConnection(
-                f"https://{self._url.netloc}",
-                timeout_s=max(0.0, min(self._timeout_s, until - time.monotonic())),
-                max_bytes=MAX_PAGE_BYTES,
-                tls=partial(
-                    ssl.create_default_context, cafile=self._ca_file and str(self._ca_file)
-                ),
-            )
-            with contextlib.closing(connection):
+            with self.connected() as connection:
+                connection.timeout_s = max(0.0, min(self._timeout_s, until - time.monotonic()))
                 answer = connection.exchange("GET", target, headers=headers)
         except (
             OSError,

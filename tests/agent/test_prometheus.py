@@ -22,7 +22,8 @@ from fakes.exporters import read as parse
 from fakes.nvml import stand_in
 from fakes.ports import free_port
 from fakes.sink import sink
-from gpuledger_common.exporter_names import families, render
+from gpuledger_common.exporter_names import families
+from gpuledger_common.exposition_text import render
 from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
 
 CAPTURES = Path(__file__).resolve().parents[3] / "shared" / "data" / "captures"

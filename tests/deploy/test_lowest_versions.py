@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 UV = Path(sys.executable).with_name("uv")
-EXTRAS = ("collector", "embedded", "kubernetes", "parquet", "boosted")
+EXTRAS = ("collector", "embedded", "parquet", "boosted")
 UNREACHABLE = ("Failed to fetch", "network was disabled")
 ALL_COMMANDS = """
 from typer.main import get_command
@@ -89,7 +89,7 @@ def test_the_shell_completes(lowest):
 
 
 def test_the_agent_samples_and_asks_a_kubelet(lowest, tmp_path):
-    """A sample of the simulated node; h2 against a real gRPC server."""
+    """A sample of the simulated node; a real gRPC server's pods."""
     sample = json.loads(call(lowest / "gpuledger-agent", "once", "--json", "--source", "simulated"))
     assert sample["accelerators"]
     ask = "import pathlib, sys\nfrom gpuledger_agent.owners.podresources import list_pods\n"

@@ -4,6 +4,7 @@ pages, tokens.
 
 import contextlib
 import json
+import re
 import ssl
 import subprocess
 import threading
@@ -60,7 +61,7 @@ class Server(ThreadingHTTPServer):
     def reset(self):
         self.pods, self.namespaces, self.slices, self.claims = [], [], {}, {}
         self.requests, self.status, self.body, self.forbidden = [], 200, None, None
-        self.trickle_s = 0.0
+        self.trickle_s, self.connections, self.keeps_connections = 0.0, 0, True
         self.single, self.lists = {}, {}
 
     @staticmethod
@@ -94,6 +95,8 @@ class Server(ThreadingHTTPServer):
             return self.pods
         if path == "/api/v1/namespaces":
             return self.namespaces
+        if re.fullmatch("/api/v1/namespaces/[^/]+/pods", path):
+            return [pod for pod in self.pods if pod["metadata"]["namespace"] == path.split("/")[4]]
         version = path.removeprefix("/apis/resource.k8s.io/").removesuffix("/resourceslices")
         return self.slices.get(version)
 
@@ -102,6 +105,13 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # as a real one, it keeps connections open
+    disable_nagle_algorithm = True
+
+    def setup(self):
+        super().setup()
+        self.server.connections += 1
+
     def do_GET(self):
         address = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(address.query).items()}
@@ -125,6 +135,8 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, status, body):
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
+        if not self.server.keeps_connections:
+            self.send_header("Connection", "close")
         self.end_headers()
         for piece in [body] if not self.server.trickle_s else [bytes([byte]) for byte in body]:
             self.wfile.write(piece)
@@ -135,9 +147,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _page(items, query):
-    name, _, value = query.get("fieldSelector", "").partition("=")
-    place, _, key = name.partition(".")
-    mine = [item for item in items if not name or item[place].get(key) == value]
+    mine = items
+    for name, value in re.findall(r"([^=,]+)=([^,]*)", query.get("fieldSelector", "")):
+        place, _, key = name.partition(".")
+        mine = [item for item in mine if item[place].get(key) == value]
     begin, limit = int(query.get("continue", 0)), int(query["limit"])
     more = {"continue": str(begin + limit)} if begin + limit < len(mine) else {}
     return json.dumps(

@@ -45,10 +45,10 @@ def kubernetes_owners(settings: Settings) -> KubernetesOwners | None:
     socket_path = settings.kubelet_socket
     if socket_path is None or not _is_folder(socket_path.parent):
         return None
-    if _is_missing("h2", "msgspec"):
+    if not _has_msgspec():
         log.warning(
-            "owners kubernetes: this node has a kubelet, but h2 is not installed (pip install"
-            " 'h2>=4.2'); pods are unknown"
+            "owners kubernetes: this node has a kubelet, but msgspec is not installed (pip install"
+            " msgspec); pods are unknown"
         )
         return None
     from gpuledger_agent.owners.kubernetes import ClusterView, KubernetesOwners
@@ -63,7 +63,7 @@ def kubernetes_owners(settings: Settings) -> KubernetesOwners | None:
     )
     api = ApiServer(url, settings.kubernetes_account_dir or KUBERNETES_ACCOUNT) if url else None
     view = ClusterView(
-        partial(list_pods, socket_path),
+        partial(list_pods, socket_path, known={}),
         api,
         settings.node_name,
         settings.pod_logs_dir,
@@ -117,18 +117,20 @@ def container_owners(settings: Settings) -> ContainerOwners | None:
                 settings.container_socket,
             )
         return None
-    speaks_grpc = "containerd" in socket_path.name
-    if _is_missing("msgspec", *(["h2"] if speaks_grpc else [])):
+    if not _has_msgspec():
         log.info(
-            "owners containers: no client for %s is installed; containers are known by id only",
+            "owners containers: msgspec, which reads %s, is not installed; containers are known by"
+            " id only",
             socket_path,
         )
         return None
     from gpuledger_agent.owners.containerd import Containerd
     from gpuledger_agent.owners.containers import ContainerOwners, Engine
 
-    look = Containerd(socket_path).look if speaks_grpc else Engine(socket_path).look
-    containers = PolledValue("containers", look, POLL_INTERVAL_S, settings.owner_stale_s)
+    client = Containerd if "containerd" in socket_path.name else Engine
+    containers = PolledValue(
+        "containers", client(socket_path).look, POLL_INTERVAL_S, settings.owner_stale_s
+    )
     containers.start(FIRST_ANSWER_S)
     return ContainerOwners(containers)
 
@@ -147,14 +149,9 @@ def _is_folder(path: Path) -> bool:
     return False
 
 
-def _is_missing(*modules: str) -> bool:
-    """Whether any of the modules is not installed: `check`, `once` and `record` run with
-    nvidia-ml-py alone.
-    """
-    try:
-        return any(importlib.util.find_spec(name) is None for name in modules)
-    except ModuleNotFoundError:
-        return True
+def _has_msgspec() -> bool:
+    """Whether it is installed: `check`, `once` and `record` run with nvidia-ml-py alone."""
+    return importlib.util.find_spec("msgspec") is not None
 
 
 BY_NAME: Mapping[str, Callable[[Settings], KubernetesOwners | ContainerOwners | None]] = {

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("gpuledger_agent")
 
 API_INTERVAL_S = 30.0
+FEW_PODS = 8
+"""New pods up to which each is asked for alone, instead of all pods of the node."""
 NODE_INTERVAL_S = 600.0
 """Labels of a node hardly ever change."""
 READS = frozenset({"namespaces", "claims", "node"})
@@ -84,6 +86,8 @@ _WITHOUT = {
 """What follows where the account may not ask."""
 
 
+_Question = tuple[str, Callable[[ApiServer], None]]
+"""A resource, and what asks for it."""
 _AskedClaim = tuple[frozenset[ShareKey], float, Mapping[ShareKey, ClaimedDevice] | None]
 """What its pods have of a claim, when it was asked for, and what it got (None: not known)."""
 
@@ -162,9 +166,13 @@ class ClusterView:
         # A new pod is asked for at once; otherwise the API server hears from each node once per
         # API_INTERVAL_S.
         fresh = self._asked_at is not None and self._clock() - self._asked_at < API_INTERVAL_S
-        if self._api is not None and not (fresh and watched <= self._watched):
+        new = watched - self._watched
+        if self._api is not None and (new or not fresh):
             claimed = any(device.claim is not None for pod in pods for device in pod.devices)
-            self._ask(self._api, present, claimed and "claims" in self._reads)
+            if fresh and len(new) <= FEW_PODS and not claimed:
+                self._ask(self._api, self._questions_on(new))
+            else:
+                self._ask(self._api, self._questions(present, claimed and "claims" in self._reads))
         if self._api is not None and "claims" in self._reads:
             self._look_at_claims(self._api, pods)
         # A pod that is recreated under its name (StatefulSet) has another UID, so unlisted pods are
@@ -179,9 +187,10 @@ class ClusterView:
         claims = {key: found for key, (_, _, found) in self._claims.items() if found is not None}
         return Cluster(pods, known, self._namespaces, self._devices, claims, self._machine, present)
 
-    def _ask(self, api: ApiServer, present: Iterable[PodKey], claims: bool) -> None:
+    def _questions(self, present: Iterable[PodKey], claims: bool) -> list[_Question]:
+        """What is asked about the node as a whole."""
         self._asked_at = self._clock()
-        questions: list[tuple[str, Callable[[ApiServer], None]]] = [("pods", self._ask_pods)]
+        questions: list[_Question] = [("pods", self._ask_pods)]
         if "namespaces" in self._reads:
             questions.append(("namespaces", partial(self._ask_namespaces, present)))
         if "node" in self._reads and (
@@ -190,13 +199,25 @@ class ClusterView:
             questions.append(("nodes", self._ask_node))
         if claims:
             questions.append(("resourceslices", self._ask_devices))
-        for what, ask in questions:
-            try:
-                ask(api)
-            except ApiFailed as error:
-                self._say_failed(what, error)
-            else:
-                self._logged.discard(what)
+        return questions
+
+    def _questions_on(self, new: Set[PodKey]) -> list[_Question]:
+        """What is asked about new pods alone."""
+        questions: list[_Question] = [("pods", partial(self._ask_new_pods, new))]
+        if "namespaces" in self._reads:
+            names = {namespace for namespace, _ in new}
+            questions.append(("namespaces", partial(self._ask_new_namespaces, names)))
+        return questions
+
+    def _ask(self, api: ApiServer, questions: Iterable[_Question]) -> None:
+        with api.connected():
+            for what, ask in questions:
+                try:
+                    ask(api)
+                except ApiFailed as error:
+                    self._say_failed(what, error)
+                else:
+                    self._logged.discard(what)
 
     def _say_failed(self, what: str, error: ApiFailed) -> None:
         """Say once why there is no answer, until there is one."""
@@ -245,6 +266,19 @@ class ClusterView:
         # rename its workload.
         known = {key: facts for key, facts in self._facts.items() if key in self._watched}
         self._facts = {**known, **api.pods(self._node)}
+
+    def _ask_new_pods(self, new: Set[PodKey], api: ApiServer) -> None:
+        # What an earlier list had of them may be of other pods of the same names.
+        facts = {key: entry for key, entry in self._facts.items() if key not in new}
+        for namespace, name in new:
+            facts |= api.pod(self._node, namespace, name)
+        self._facts = facts
+
+    def _ask_new_namespaces(self, names: Set[str], api: ApiServer) -> None:
+        namespaces = {name: space for name, space in self._namespaces.items() if name not in names}
+        for name in names:
+            namespaces |= api.namespace(name)
+        self._namespaces = namespaces
 
     def _ask_namespaces(self, present: Iterable[PodKey], api: ApiServer) -> None:
         # Of the hundreds that a cluster has, a node needs those of its own pods.

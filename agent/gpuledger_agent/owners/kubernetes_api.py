@@ -24,6 +24,8 @@ from gpuledger_agent.owners.pod_jobs import Controller
 from gpuledger_common.kubernetes_client import Item, KubernetesClient, NoSuchResource
 from gpuledger_common.readings import Machine
 
+NAMESPACE_PAGE = 500
+"""Namespaces have no specification worth mentioning: as many take as much as a page of pods."""
 MAX_ANNOTATION_CHARACTERS = 16_384
 """A longer one is left out: a part of a list of cards would name other shares than the whole."""
 
@@ -238,6 +240,17 @@ class ApiServer(KubernetesClient):
 
     def pods(self, node: str) -> dict[tuple[str, str], PodFacts]:
         """Facts by (namespace, name) of the pods bound to a node. Raises ApiFailed."""
+        return self._pods("/api/v1/pods", f"spec.nodeName={node}")
+
+    def pod(self, node: str, namespace: str, name: str) -> dict[tuple[str, str], PodFacts]:
+        """The same of one pod; none where there is no such pod on the node. Raises ApiFailed.
+
+        It is a list of one, for which the right to list is enough.
+        """
+        path = f"/api/v1/namespaces/{quote(namespace)}/pods"
+        return self._pods(path, f"metadata.name={name},spec.nodeName={node}")
+
+    def _pods(self, path: str, selector: str) -> dict[tuple[str, str], PodFacts]:
         return {
             (item.metadata.namespace, item.metadata.name): PodFacts(
                 item.metadata.uid,
@@ -247,18 +260,25 @@ class ApiServer(KubernetesClient):
                 _controller(item.metadata),
                 item.spec.scheduler,
             )
-            for item in self._list(
-                "/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"}, _Item
-            )
+            for item in self._list(path, {"fieldSelector": selector}, _Item)
         }
 
     def namespaces(self, wanted: Container[str]) -> dict[str, NamespaceFacts]:
         """Facts by namespace, of these. Raises ApiFailed."""
+        return self._namespaces({}, wanted)
+
+    def namespace(self, name: str) -> dict[str, NamespaceFacts]:
+        """The same of one namespace; none where there is no such. Raises ApiFailed."""
+        return self._namespaces({"fieldSelector": f"metadata.name={name}"}, {name})
+
+    def _namespaces(
+        self, query: Mapping[str, str], wanted: Container[str]
+    ) -> dict[str, NamespaceFacts]:
         return {
             item.metadata.name: NamespaceFacts(
                 item.metadata.labels or {}, _annotations(item.metadata)
             )
-            for item in self._list("/api/v1/namespaces", {}, _Item)
+            for item in self._list("/api/v1/namespaces", query, _Item, NAMESPACE_PAGE)
             if item.metadata.name in wanted
         }
 

@@ -48,15 +48,30 @@ class AllocatedPod:
     devices: tuple[AllocatedDevice, ...]
 
 
-def list_pods(socket_path: Path, timeout_s: float = 2.0) -> tuple[AllocatedPod, ...]:
-    """The pods of this node. Raises CallFailed or BadMessage."""
-    return read_list(call(socket_path, LIST, timeout_s=timeout_s))
+KnownPods = dict[bytes, AllocatedPod]
+"""Pods by their bytes: most are in the next list as they were in the last."""
 
 
-def read_list(message: bytes) -> tuple[AllocatedPod, ...]:
-    """The pods of a ListPodResourcesResponse. Raises BadMessage."""
-    reader = Reader()
-    return tuple(_pod(reader, content) for number, content in reader.parts(message) if number == 1)
+def list_pods(
+    socket_path: Path, timeout_s: float = 2.0, known: KnownPods | None = None
+) -> tuple[AllocatedPod, ...]:
+    """The pods of this node, those in `known` as they were read before; it has the pods of this list
+    afterwards.
+
+    Raises CallFailed or BadMessage.
+    """
+    return read_list(call(socket_path, LIST, timeout_s=timeout_s), known)
+
+
+def read_list(message: bytes, known: KnownPods | None = None) -> tuple[AllocatedPod, ...]:
+    """The pods of a ListPodResourcesResponse; `known` as in `list_pods`. Raises BadMessage."""
+    reader, before = Reader(), known or {}
+    contents = [content for number, content in reader.parts(message) if number == 1]
+    pods = [before.get(content) or _pod(reader, content) for content in contents]
+    if known is not None:
+        known.clear()
+        known.update(zip(contents, pods, strict=True))
+    return tuple(pods)
 
 
 def _pod(reader: Reader, message: bytes) -> AllocatedPod:

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from gpuledger_agent.sources.kernel_log import KernelLog
+from gpuledger_agent.sources.nvml_binding import import_binding
 from gpuledger_agent.sources.nvml_events import DriverEvents, WatchedBoard
 from gpuledger_agent.sources.nvml_reader import LOST, DeviceReader, text
 from gpuledger_agent.sources.nvml_worker import PendingAnswer, Worker
@@ -264,9 +265,7 @@ class NvmlSource:
     def _load(self) -> Any:
         try:
             if self._given is None:
-                import pynvml
-
-                self._nvml = pynvml
+                self._nvml = import_binding()
             if not self._started:
                 self._nvml.nvmlInit()
                 self._started = True

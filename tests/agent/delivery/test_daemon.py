@@ -20,7 +20,7 @@ from fakes.agents import AGENT, agent
 from fakes.ports import free_port
 from fakes.sink import sink
 from gpuledger_agent import daemon, release
-from gpuledger_agent.exposition import AgentCollector, serve
+from gpuledger_agent.exposition import MetricsPage, serve
 from gpuledger_agent.settings import Settings
 
 pytestmark = pytest.mark.slow
@@ -217,7 +217,7 @@ def test_a_page_that_cannot_be_made_is_said_once_and_counted(tmp_path, capfd):
     port = free_port()
     settings = Settings(node="h100-03", source="simulated", spool_dir=tmp_path)
     running = daemon.build(settings, lambda: settings)
-    end = serve(f"127.0.0.1:{port}", AgentCollector(running.sampler, running.spool))
+    end = serve(f"127.0.0.1:{port}", MetricsPage(running.sampler, running.spool))
     running.spool.close()
     try:
         for _ in range(2):

@@ -9,7 +9,8 @@ import pytest
 from fakes.exporters import read as parse
 from gpuledger_agent.sources.fleet import Fleet
 from gpuledger_agent.sources.simulated import SimulatedSource
-from gpuledger_common.exporter_names import families, render
+from gpuledger_common.exporter_names import families
+from gpuledger_common.exposition_text import render
 from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
 
 AT = 1_790_850_000_000
@@ -80,7 +81,7 @@ def test_units_are_dcgms():
         },
     )
     made = families("n", None, [(Accelerator("G", "G", 0, "NVIDIA L4"), sample, ())], "old")
-    assert {family.name: family.samples[0].value for family in made} == {
+    assert {family.name: float(family.lines[0].split()[-1]) for family in made} == {
         "DCGM_FI_DEV_GPU_UTIL": 91,
         "DCGM_FI_DEV_FB_USED": 1024,
         "DCGM_FI_DEV_SM_CLOCK": 1410,
@@ -112,7 +113,7 @@ def test_pods_and_jobs_stand_on_the_lines(workload, expected):
     (family,) = families(
         "n", None, [(Accelerator("G", "G", 0, "L4"), sample, [Holder(workload)])], "new"
     )
-    labels = family.samples[0].labels
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', family.lines[0]))
     assert {name: labels[name] for name in expected} == expected
     assert labels["hostname"] == "n"
     assert ("pod" in labels) == (workload.kind == "kubernetes")

@@ -7,11 +7,9 @@ import random
 import sqlite3
 
 import pytest
-from prometheus_client import generate_latest
-from prometheus_client.registry import CollectorRegistry
 
 from gpuledger_agent import downsampling
-from gpuledger_agent.exposition import AgentCollector
+from gpuledger_agent.exposition import MetricsPage
 from gpuledger_agent.push import Pusher, Reply
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.spool import BatchContents, BatchCounts, DiskNearlyFull, RecordLosses, Spool
@@ -120,17 +118,13 @@ def test_no_time_is_lost_while_there_are_readings_to_lose(overfull):
     assert lost.readings_dropped > 0
     assert lost.readings_downsampled > 0
     assert largest <= 2 * MIB
-    registry = CollectorRegistry()
-    registry.register(AgentCollector(sampler, spool))
-    page = generate_latest(registry).decode()
-    assert (
-        'records_lost_total{how="downsampled",record="reading"}'
-        f" {float(lost.readings_downsampled)}" in page
-    )
-    assert (
-        f'records_lost_total{{how="dropped",record="reading"}} {float(lost.readings_dropped)}'
-        in page
-    )
+    page = MetricsPage(sampler, spool).text()
+    for how, count in (
+        ("downsampled", lost.readings_downsampled),
+        ("dropped", lost.readings_dropped),
+    ):
+        line = f'records_lost_total{{record="reading",how="{how}"}} {float(count)}\n'
+        assert line in page
     batches = delivered(spool)
     assert held_ms(batches) == 4 * (source.now_ms - START - 10_000)
     arrived = sum(len(batch.samples.at_ms) for batch in batches)

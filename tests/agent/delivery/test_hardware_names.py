@@ -1,14 +1,15 @@
 """/metrics in OpenTelemetry's words: what we write, the profile of a Collector's pages understands."""
 
+import re
+
 import pytest
-from prometheus_client.exposition import generate_latest
-from prometheus_client.registry import Collector, CollectorRegistry
 
 from fakes.exporters import read
 from gpuledger_agent.hardware_names import hardware_families
 from gpuledger_agent.settings import load
 from gpuledger_agent.sources.fleet import Fleet
 from gpuledger_agent.sources.simulated import SimulatedSource
+from gpuledger_common.exposition_text import render
 from gpuledger_common.readings import Accelerator, Health, Holder, Sample, Workload
 from gpuledger_common.settings import SettingsError
 
@@ -17,15 +18,9 @@ GPU = Accelerator("GPU-1", "GPU-1", 3, "NVIDIA H100 80GB HBM3")
 
 
 def page(node, entries):
-    """The page as a scrape sees it."""
-
-    class Families(Collector):
-        def collect(self):
-            return hardware_families(node, entries)
-
-    registry = CollectorRegistry()
-    registry.register(Families())
-    return generate_latest(registry).decode()
+    """The page as a scrape sees it, the labels of each line in the order of their names."""
+    text = render(hardware_families(node, entries))
+    return re.sub(r"\{(.*)\}", lambda found: f"{{{','.join(sorted(found[1].split(',')))}}}", text)
 
 
 @pytest.mark.parametrize("node", ["h100-01", "a100-01"])

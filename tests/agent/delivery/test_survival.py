@@ -9,13 +9,11 @@ import signal
 import time
 
 import pytest
-from prometheus_client import generate_latest
-from prometheus_client.registry import CollectorRegistry
 
 from gpuledger_agent import release
 from gpuledger_agent.clock import Clock
 from gpuledger_agent.daemon import Daemon, gap_ms
-from gpuledger_agent.exposition import AgentCollector
+from gpuledger_agent.exposition import MetricsPage
 from gpuledger_agent.sampler import Sampler
 from gpuledger_agent.settings import Settings
 from gpuledger_agent.sources.nvml import READ_DEADLINE_S
@@ -294,6 +292,5 @@ def test_faults_are_on_the_page(daemon, spool):
     rounds(daemon, 1)
     daemon.sampler.source.broken = KeyError("x")
     rounds(daemon, 1)
-    registry = CollectorRegistry()
-    registry.register(AgentCollector(daemon.sampler, spool))
-    assert 'gpuledger_agent_faults_total{place="source"} 1.0' in generate_latest(registry).decode()
+    page = MetricsPage(daemon.sampler, spool).text()
+    assert 'gpuledger_agent_faults_total{place="source"} 1.0\n' in page

@@ -2,6 +2,7 @@
 API server.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from urllib.parse import unquote
 
 import grpc
 import pytest
@@ -22,6 +24,7 @@ from gpuledger_agent.owners import open_owners
 from gpuledger_agent.owners.device_names import resolve
 from gpuledger_agent.owners.grpc_unix import MAX_MESSAGE_BYTES, CallFailed, call
 from gpuledger_agent.owners.kubernetes import (
+    FEW_PODS,
     Cluster,
     ClusterView,
     KubernetesOwners,
@@ -541,6 +544,67 @@ def test_the_api_is_asked_when_a_pod_is_new_and_otherwise_twice_a_minute(api, as
     assert len(api.requests) == 7
 
 
+def test_a_new_pod_is_asked_for_alone(api, asked):
+    """With its namespace, by lists of one: a role that may list is enough."""
+    pods = [pod("p0", UUID)]
+    api.pods = [api.pod("vision", f"p{n}", f"u{n}") for n in range(3)]
+    api.namespaces = [{"metadata": {"name": "vision", "labels": {"team": "before"}}}]
+    view = ClusterView(lambda: tuple(pods), asked, "n1", clock=lambda: 0.0)
+    assert view.look().namespaces["vision"].labels == {"team": "before"}
+    del api.requests[:]
+    # The list of the node had another pod of this name, and its namespace another label.
+    api.pods[1] = api.pod("vision", "p1", "again")
+    api.namespaces[0]["metadata"]["labels"] = {"team": "now"}
+    pods.append(pod("p1", OTHER))
+    cluster = view.look()
+    assert [unquote(path) for _, path in api.requests] == [
+        "/api/v1/namespaces/vision/pods?fieldSelector=metadata.name=p1,spec.nodeName=n1&limit=100",
+        "/api/v1/namespaces?fieldSelector=metadata.name=vision&limit=500",
+    ]
+    assert {name: facts.uid for (_, name), facts in cluster.facts.items()} == {
+        "p0": "u0",
+        "p1": "again",
+        "p2": "u2",
+    }
+    assert cluster.namespaces["vision"].labels == {"team": "now"}
+
+
+def test_a_pod_of_the_same_name_on_another_node_is_another(api, asked):
+    """The API server may have a successor of a pod that the kubelet still lists."""
+    pods = [pod("p0", UUID)]
+    api.pods = [api.pod("vision", "p0", "u0"), api.pod("vision", "p1", "u1", node="n2")]
+    view = ClusterView(lambda: tuple(pods), asked, "n1", clock=lambda: 0.0)
+    view.look()
+    pods.append(pod("p1", OTHER))
+    assert ("vision", "p1") not in view.look().facts
+
+
+def test_many_new_pods_are_asked_for_as_all_of_the_node(api, asked):
+    """One list costs less than each of them."""
+    pods = [pod("p0", UUID)]
+    names = [f"p{n}" for n in range(FEW_PODS + 2)]
+    api.pods = [api.pod("vision", name, f"uid-{name}") for name in names]
+    view = ClusterView(lambda: tuple(pods), asked, "n1", clock=lambda: 0.0, reads=set())
+    view.look()
+    del api.requests[:]
+    pods[:] = [pod(name, UUID) for name in names]
+    assert {facts.uid for facts in view.look().facts.values()} == {f"uid-{name}" for name in names}
+    assert len(api.requests) == 1
+
+
+@pytest.mark.parametrize(("keeps", "connections"), [(True, 1), (False, 5)])
+def test_what_is_asked_together_shares_a_connection(api, asked, keeps, connections):
+    """Three pages of pods, namespaces and the node; a server that closes after each answer is
+    connected to again.
+    """
+    api.keeps_connections = keeps
+    api.pods = [api.pod("vision", f"p{n}", f"u{n}") for n in range(250)]
+    api.node("n1")
+    cluster = ClusterView(lambda: (pod("p0", UUID),), asked, "n1").look()
+    assert len(cluster.facts) == 250
+    assert (len(api.requests), api.connections) == (5, connections)
+
+
 def test_labels_outlive_an_api_server_that_fails_and_a_name_that_comes_again_is_a_new_pod(
     api, asked, caplog
 ):
@@ -629,18 +693,18 @@ def test_a_node_without_a_kubelet_has_no_such_source(tmp_path):
     assert [one.name for one in open_owners(settings, Nvml())] == ["processes"]
 
 
-def test_a_kubelet_that_cannot_be_asked_for_lack_of_h2_is_said(node, monkeypatch, caplog):
-    """The one-file agent on a node of a cluster: a sentence with what to install, and the other
+def test_a_kubelet_that_cannot_be_asked_for_lack_of_a_library_is_said(node, monkeypatch, caplog):
+    """Where NVIDIA's binding alone is installed: a sentence with what is missing, and the other
     sources.
     """
-    monkeypatch.setitem(sys.modules, "h2", None)
+    monkeypatch.setitem(sys.modules, "msgspec", None)
     containerd = node.path.parent / "containerd.sock"
     settings = Settings(
         owners="kubernetes,containers", kubelet_socket=node.path, container_socket=containerd
     )
     node.path.parent.joinpath("containerd.sock").touch()
     assert [one.name for one in open_owners(settings, Nvml())] == []
-    assert "h2 is not installed (pip install 'h2>=4.2')" in caplog.text
+    assert "msgspec is not installed (pip install msgspec)" in caplog.text
     assert node.calls == 0
 
 
@@ -719,6 +783,8 @@ def test_a_list_of_pods_that_is_too_short_does_not_split_a_workload():
     now = iter(range(0, 10_000, 60))
 
     class Api:
+        connected = staticmethod(contextlib.nullcontext)
+
         def pods(self, node):
             return answers.pop(0)
 
@@ -741,6 +807,8 @@ def test_only_namespaces_of_pods_of_the_node_are_kept():
     asked = []
 
     class Api:
+        connected = staticmethod(contextlib.nullcontext)
+
         def pods(self, node):
             return {("late", "p"): PodFacts("uid-1")}
 

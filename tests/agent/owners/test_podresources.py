@@ -116,9 +116,7 @@ def test_a_server_that_speaks_something_else_is_an_error_of_ours(tmp_path, said)
 
 
 def test_any_changed_byte_gives_pods_or_an_error_of_ours(tmp_path):
-    """Every byte of the answer is spoilt in turn; nothing but our own errors comes out of h2, hpack
-    and our reader.
-    """
+    """Every byte of the answer is spoilt in turn; nothing but our own errors comes out."""
     spoilt = [
         RECORDED[:at] + bytes([byte ^ 0xFF]) + RECORDED[at + 1 :]
         for at, byte in enumerate(RECORDED)
@@ -145,6 +143,19 @@ def test_a_server_that_trickles_does_not_extend_the_deadline(tmp_path):
 def test_the_message_is_read_alone():
     """The reader needs no connection."""
     assert read_list(MESSAGE) == PODS
+
+
+def test_a_pod_whose_bytes_are_known_is_not_read_again():
+    """It is the same object; a changed one is read, and one that is gone is forgotten."""
+    known = {}
+    first = read_list(MESSAGE, known)
+    assert first == PODS
+    assert all(again is pod for again, pod in zip(read_list(MESSAGE, known), first, strict=True))
+    changed = MESSAGE.replace(b"train-0", b"train-1")
+    renamed, *others = read_list(changed, known)
+    assert renamed.name == "train-1"
+    assert others == list(PODS[1:])
+    assert list(known.values()) == [renamed, *others]
 
 
 def test_fields_that_later_kubelets_may_add_are_skipped():

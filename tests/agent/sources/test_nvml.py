@@ -3,6 +3,8 @@
 import inspect
 import json
 import os
+import subprocess
+import sys
 
 import pynvml
 import pytest
@@ -46,6 +48,22 @@ def test_a_structure_that_the_driver_fills_is_read(card):
     """Calls that fill in a versioned structure give its fields, and the whole bitmask."""
     metrics = card.once()["accelerators"][0]["metrics"]
     assert (metrics["gpu_fabric_state"], metrics["gpu_fabric_health_mask"]) == (3, 0x2A)
+
+
+def test_the_binding_is_imported_without_what_it_does_not_use():
+    """What finds libraries comes when it is asked, and says what it always says."""
+    code = (
+        "import sys\n"
+        "from gpuledger_agent.sources.nvml_binding import import_binding\n"
+        "binding = import_binding()\n"
+        "assert not {'ctypes.util', 'subprocess', 'shutil'} & sys.modules.keys()\n"
+        "assert import_binding() is binding\n"
+        "found = binding.find_library('c')\n"
+        "import ctypes.util\n"
+        "assert ctypes.util.find_library is not binding.find_library\n"
+        "assert found == ctypes.util.find_library('c')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_binding_knows_every_call_of_the_catalog():
