@@ -40,6 +40,7 @@ from gpuledger_collector.services.upkeep import (
     pack_slow_metrics,
     pack_usage_intervals,
     roll_up_node_utilization,
+    roll_up_pool_hours,
     roll_up_series,
 )
 from gpuledger_collector.settings import Settings
@@ -264,6 +265,13 @@ def _upkeep_jobs(c: _Context) -> list[Job]:
             settings.series_seconds,
             lambda: roll_up_series(database, settings.keep_series_days, c.now_ms, c.stopping),
             "days rolled up",
+            apart=True,
+        ),
+        Job(
+            "roll_up_pool_hours",
+            MINUTE_SECONDS,
+            lambda: roll_up_pool_hours(database, c.now_ms, c.stopping),
+            "hours added up",
             apart=True,
         ),
         Job(

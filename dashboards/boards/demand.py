@@ -211,6 +211,11 @@ EACH_DAY = (
     "jsonb_array_elements(p.plan -> 'days') WITH ORDINALITY d (band, place),"
     " jsonb_each_text(d.band) b"
 )
+EACH_MODEL = """
+    LATERAL jsonb_array_elements(CASE WHEN jsonb_array_length(p.plan -> 'models') > 0
+        THEN p.plan -> 'models' ELSE jsonb_build_array(p.plan) END) WITH ORDINALITY m (part, place)"""
+"""The plan of each model of a pool of several, the scarcest first; else that of the pool."""
+PART_MODEL = "regexp_replace(m.part ->> 'model', '^NVIDIA ', '')"
 EACH_HORIZON = """
     LATERAL (SELECT '(all)' AS team, p.plan -> 'pool' AS entry, 0 AS place
         UNION ALL SELECT t.entry ->> 'name', t.entry, t.place
@@ -232,7 +237,7 @@ PLANS = (
        FROM day GROUP BY date_trunc('week', date) ORDER BY date_trunc('week', date)
        """,
         COUNT,
-        width=10,
+        width=9,
         height=9,
         decimals=1,
         grouped=True,
@@ -242,18 +247,23 @@ PLANS = (
         "Cost of capacity against wait",
         "Cost to the end of the quarter by way of buying, of so many GPUs at most, and how many"
         " GPU-hours of demand will wait with them. Reserved GPUs are paid in every hour, the"
-        f" others follow demand; spot repeats what interruptions lose. {AS_COMMAND}",
+        " others follow demand; spot repeats what interruptions lose. A pool of several models is"
+        f" planned by model. {AS_COMMAND}",
         f"""
-      SELECT p.pool, (ahead ->> 'gpus')::int AS "GPUs", (ahead ->> 'wait')::float8 AS "GPU-hours of wait",
+      SELECT p.pool, {PART_MODEL} AS model, (ahead ->> 'gpus')::int AS "GPUs",
+          (ahead ->> 'wait')::float8 AS "GPU-hours of wait",
           (ahead ->> 'on_demand')::float8 AS "on demand", (ahead ->> 'reserved')::float8 AS reserved,
-          (ahead ->> 'spot')::float8 AS spot, p.plan ->> 'currency' AS currency
-      {from_plans("jsonb_array_elements(p.plan -> 'curve') ahead")} ORDER BY p.pool, (ahead ->> 'gpus')::int LIMIT 40
+          (ahead ->> 'spot')::float8 AS spot, m.part ->> 'currency' AS currency
+      {from_plans(EACH_MODEL + ", jsonb_array_elements(m.part -> 'curve') ahead")}
+      ORDER BY p.pool, m.place, (ahead ->> 'gpus')::int LIMIT 40
       """,
         MONEY,
-        width=14,
+        width=15,
         decimals=0,
         overrides=(
             column("pool", unit="string"),
+            column("model", unit="string", width=160),
+            *(column(name, width=54) for name in ("GPUs", "spot")),
             column("GPU-hours of wait", width=138),
             column("currency", unit="string", width=78),
         ),
@@ -294,29 +304,33 @@ RESERVE = (
         "How many to reserve",
         "The count of least expected cost with the rest on demand, the counts that would be best"
         " if demand turns out low or high, and what is lost then; commitments in force are"
-        f" included. Empty without rates. {AS_COMMAND}",
+        " included. Empty without rates. Headroom: GPUs beyond what suffices in nine tenths of the"
+        " hours. A pool of several models is planned by model, the scarcest first."
+        f" {AS_COMMAND}",
         f"""
-      SELECT p.pool, (r ->> 'gpus')::int AS reserve, (r ->> 'low')::int AS "if low", (r ->> 'high')::int AS "if high",
-          (p.plan ->> 'committed_gpus')::int AS "committed now", (r ->> 'cost')::float8 AS cost,
+      SELECT p.pool, {PART_MODEL} AS model, (m.part ->> 'headroom')::float8 AS headroom,
+          (r ->> 'gpus')::int AS reserve, (r ->> 'low')::int AS "if low", (r ->> 'high')::int AS "if high",
+          (m.part ->> 'committed_gpus')::int AS "committed now", (r ->> 'cost')::float8 AS cost,
           (r ->> 'on_demand_cost')::float8 AS "all on demand", (r ->> 'regret_low')::float8 AS "lost if low",
-          (r ->> 'regret_high')::float8 AS "lost if high", p.plan ->> 'currency' AS currency,
-          (r ->> 'break_even')::float8 AS "break-even", p.plan ->> 'to' AS until,
-          to_timestamp(p.made_ms / 1000) AS planned
-      {from_plans("LATERAL (SELECT p.plan -> 'reservation' AS r) reservation")} ORDER BY 1 LIMIT 100
+          (r ->> 'regret_high')::float8 AS "lost if high", m.part ->> 'currency' AS currency,
+          (r ->> 'break_even')::float8 AS "break-even"
+      {from_plans(EACH_MODEL + ", LATERAL (SELECT m.part -> 'reservation' AS r) reservation")}
+      ORDER BY p.pool, m.place LIMIT 100
       """,
         EXACT,
         width=24,
         height=5,
         decimals=0,
         overrides=(
-            *(column(name, unit="string") for name in ("pool", "until")),
+            column("pool", unit="string"),
+            column("model", unit="string", width=160),
+            column("headroom", decimals=1),
             column("currency", unit="string", width=78),
             column("if low", width=60),
             column("if high", width=65),
             column("committed now", width=122),
             column("all on demand", width=114),
             column("break-even", unit=RATIO, width=96),
-            column("planned", unit="time:YYYY-MM-DD HH:mm", width=140),
         ),
     ),
 )

@@ -310,7 +310,8 @@ BOARD = Board(
                     f"""
                   SELECT {INDEX} AS "GPU", a.health, coalesce(l.state, 'unknown') AS state,
                       l.gpu_temperature_celsius AS temperature, l.gpu_power_watts AS power,
-                      to_timestamp(l.at_ms / 1000) AS "read at", a.model, a.pool, a.memory_bytes AS memory, a.uuid
+                      to_timestamp(l.at_ms / 1000) AS "read at",
+                      regexp_replace(a.model, '^NVIDIA ', '') AS model, a.pool, a.memory_bytes AS memory, a.uuid
                   FROM {THERE} LEFT JOIN gpu_latest l ON l.accelerator_id = a.id
                   WHERE {CHOSEN} ORDER BY a.gpu_index, a.uuid LIMIT 200
                   """,

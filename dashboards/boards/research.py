@@ -174,6 +174,7 @@ BOARD = Board(
                   """,
                     COUNT,
                     width=10,
+                    height=6,
                 ),
             ),
         ),

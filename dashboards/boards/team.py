@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dashboards.grafana import (
     COUNT,
-    EXACT,
     GREEN,
     HOURS,
     MONEY,
@@ -221,7 +220,7 @@ QUEUE_PANELS = (
         height=8,
         overrides=(
             column("when", unit="time:YYYY-MM-DD HH:mm", width=140),
-            column("GPUs", unit=EXACT, decimals=1, width=60),
+            column("GPUs", unit=COUNT, decimals=1, width=60),
             column("GPU-hours lost", unit=HOURS, decimals=1, width=115),
         ),
     ),
@@ -326,6 +325,7 @@ BOARD = Board(
                     f'AS "cost a day" {GIVE_BACK}',
                     MONEY,
                     width=12,
+                    height=6,
                     decimals=0,
                     steps=((None, GREEN), (1, ORANGE)),
                     overrides=(column("cost a day", displayName="$currency a day"),),

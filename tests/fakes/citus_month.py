@@ -26,7 +26,12 @@ from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
-from gpuledger_collector.services.upkeep import RetentionDays, expire, roll_up_node_utilization
+from gpuledger_collector.services.upkeep import (
+    RetentionDays,
+    expire,
+    roll_up_node_utilization,
+    roll_up_pool_hours,
+)
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import retention, slow_metrics
 from gpuledger_common.instants import to_ms
@@ -142,6 +147,7 @@ def ingest(played: Played, name: str, nodes: tuple[str, ...], begin: dt.datetime
         until(lambda: played.value("SELECT count(*) FROM finding_progress"), 300)
         # Due every hour: where the collectors began before the first batch, it found no day yet.
         roll_up_node_utilization(Database(played.dsn), 0, wiring.read_clock())
+        roll_up_pool_hours(Database(played.dsn), wiring.read_clock())
         logs = "".join(one.log() for one in pair)
     refused = re.search(
         r"psycopg\.errors\.(?:FeatureNotSupported|ActiveSqlTransaction|Internal).*", logs

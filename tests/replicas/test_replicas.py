@@ -29,6 +29,7 @@ APART = [
     "pack_usage_intervals",
     "prove_months",
     "roll_up_node_utilization",
+    "roll_up_pool_hours",
     "roll_up_series",
     "store_capacity_plans",
     "store_inference_days",

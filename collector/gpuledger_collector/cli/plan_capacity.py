@@ -179,21 +179,25 @@ def _planned_days(session: Session, period: str | None, end: str | None) -> Peri
     return days
 
 
-def measures(priced: PricedPlan) -> Iterator[PlanMeasure]:
-    """The plan, a measure a line."""
+def measures(priced: PricedPlan, about: str = "pool") -> Iterator[PlanMeasure]:
+    """The plan, a measure a line; those of its models after it."""
     plan, currency = priced.plan, priced.currency
-    for about, entry in [("pool", plan.pool), *(("team", team) for team in plan.teams)]:
+    place = "" if about == "pool" else f" of {plan.pool.name}"
+    present = (("GPUs", priced.gpus), ("headroom", priced.headroom), ("enough", plan.enough_gpus))
+    for measure, count in present:
+        yield PlanMeasure(about, plan.pool.name, measure, "GPU", None, count, None)
+    for kind, entry in [(about, plan.pool), *(("team", team) for team in plan.teams)]:
         for ahead in (entry.plan, *entry.next):
             days, judged = f"{ahead.days} days", _is_judged(ahead)
             for measure, unit, values in (
                 (f"demand of {days}", "GPU-hours", _values(ahead.gpu_hours)),
                 (f"growth in {days}", "ratio", _values(ahead.growth)),
             ):
-                yield PlanMeasure(about, entry.name, measure, unit, *values, judged)
+                yield PlanMeasure(kind, entry.name, measure, unit, *values, judged)
             grown = (None, ahead.grown, None)
-            yield PlanMeasure(about, entry.name, f"growth over {days}", "ratio", *grown)
+            yield PlanMeasure(kind, entry.name, f"growth over {days}", "ratio", *grown)
     for point in plan.curve:
-        gpus, waits = str(point.gpus), (point.wait_low, point.wait, point.wait_high)
+        gpus, waits = f"{point.gpus}{place}", (point.wait_low, point.wait, point.wait_high)
         yield PlanMeasure("capacity", gpus, "wait", "GPU-hours", *waits)
         spot = (None, point.wait_spot, None)
         yield PlanMeasure("capacity", gpus, "wait on spot", "GPU-hours", *spot)
@@ -208,6 +212,8 @@ def measures(priced: PricedPlan) -> Iterator[PlanMeasure]:
             ("regret", currency, (advice.regret_low, None, advice.regret_high)),
         ):
             yield PlanMeasure("reservation", plan.pool.name, measure, unit, *values)
+    for model in priced.models:
+        yield from measures(model, "model")
 
 
 def _is_judged(ahead: Horizon) -> str:
@@ -223,11 +229,6 @@ def _values(band: Band | None) -> tuple[float | None, float | None, float | None
 def _page(priced: PricedPlan) -> Page:
     plan, days = priced.plan, len(priced.plan.days)
     first, last = (format_date(plan.start_ms + offset * DAY_MS) for offset in (0, days - 1))
-    rates = [
-        f"{label} {UNKNOWN if rate is None else f'{rate:g} ({priced.sources[way]})'}"
-        for way, label in WAYS.items()
-        for rate in [getattr(plan.rates, way)]
-    ]
     ahead = plan.pool.plan
     # A pool has a plan only where its past is long enough for a band.
     assert ahead.gpu_hours is not None
@@ -238,9 +239,15 @@ def _page(priced: PricedPlan) -> Page:
         ("demand", f"{demand.likely:,.0f} GPU-hours, {demand.low:,.0f} to {demand.high:,.0f}"),
         ("mean GPUs", f"{likely:,.1f}, {low:,.1f} to {high:,.1f}"),
         ("band", ahead.backtest.sentence()),
-        (f"{priced.currency} per GPU-hour", ", ".join(rates)),
-        *_reservation_lines(priced),
     ]
+    if priced.models or priced.unplanned:
+        lines += [(name, f"no plan: {reason}") for name, reason in priced.unplanned.items()]
+    else:
+        lines += [
+            ("headroom", _headroom_text(priced)),
+            (f"{priced.currency} per GPU-hour", _rates_text(priced)),
+            *_reservation_lines(priced),
+        ]
     header = (
         "",
         "GPUs",
@@ -264,7 +271,44 @@ def _page(priced: PricedPlan) -> Page:
         f"capacity of pool {plan.pool.name!r} from {first} to {last}, {days} days; an estimate,"
         " never a bill"
     )
-    return Page(title, lines, priced.record(), header, rows, _notes(priced), _curve_table(priced))
+    tables = (_model_table(priced), _curve_table(priced))
+    return Page(title, lines, priced.record(), header, rows, _notes(priced), tables)
+
+
+def _rates_text(priced: PricedPlan) -> str:
+    return ", ".join(
+        f"{label} {UNKNOWN if rate is None else f'{rate:g} ({priced.sources[way]})'}"
+        for way, label in WAYS.items()
+        for rate in [getattr(priced.plan.rates, way)]
+    )
+
+
+def _headroom_text(priced: PricedPlan) -> str:
+    enough = f"{priced.plan.enough_gpus:,.1f} suffice in nine tenths of the hours"
+    if priced.gpus is None or priced.headroom is None:
+        return f"unknown without an inventory; {enough}"
+    short = "missing" if priced.headroom < 0 else "to spare"
+    return f"{abs(priced.headroom):,.1f} of {priced.gpus:,.1f} GPUs {short}; {enough}"
+
+
+def _model_table(priced: PricedPlan) -> list[tuple[str, ...]]:
+    """A line for each model of a pool of several, the scarcest first."""
+    header = ("model", "GPUs", "enough", "headroom", "GPU-hours", "low", "high", "reserve")
+    rows = []
+    for model in priced.models:
+        low, likely, high = _values(model.plan.pool.plan.gpu_hours)
+        reserve = None if model.plan.reservation is None else model.plan.reservation.gpus
+        gpus = (model.gpus, model.plan.enough_gpus, model.headroom)
+        cells = (*(_number(value, ",.1f") for value in gpus), *map(_number, (likely, low, high)))
+        rates = (getattr(model.plan.rates, way) for way in WAYS)
+        cells = (*cells, _number(reserve), *(_number(rate, "g") for rate in rates))
+        rows.append((model.plan.pool.name, *cells))
+    return [(*header, *_way_labels(priced)), *rows] if rows else []
+
+
+def _way_labels(priced: PricedPlan) -> Iterator[str]:
+    currencies = {model.currency for model in priced.models} or {priced.currency}
+    return (f"{label} {'/'.join(sorted(currencies))}" for label in WAYS.values())
 
 
 def _horizon_cells(ahead: Horizon) -> Iterator[str]:
@@ -306,23 +350,28 @@ def _reservation_lines(priced: PricedPlan) -> Iterator[tuple[str, str]]:
 
 
 def _curve_table(priced: PricedPlan) -> list[tuple[str, ...]]:
-    labels = (f"{label} {priced.currency}" for label in WAYS.values())
-    header = ("GPUs at most", "wait", "wait low", "wait high", *labels, "wait on spot")
+    header = ("GPUs at most", "wait", "wait low", "wait high", *_way_labels(priced), "wait on spot")
     rows = [
         (
-            f"{point.gpus:,}",
+            f"{point.gpus:,}" + (f" {part.plan.pool.name}" if priced.models else ""),
             *(_number(value, ",.1f") for value in (point.wait, point.wait_low, point.wait_high)),
             *(_number(getattr(point, way)) for way in WAYS),
             _number(point.wait_spot, ",.1f"),
         )
-        for point in priced.plan.curve
+        for part in (priced, *priced.models)
+        for point in part.plan.curve
     ]
     return [header, *rows] if rows else []
 
 
 def _notes(priced: PricedPlan) -> list[str]:
     rates = priced.plan.rates
+    by_model = [
+        "planned by model, the scarcest first: headroom is what is there beyond what suffices in"
+        " nine tenths of the hours (enough)"
+    ]
     return [
+        *(by_model if priced.models else ()),
         (
             "low and high: a band that is to hold eight times in ten, as wide as past periods of"
             " this length needed"

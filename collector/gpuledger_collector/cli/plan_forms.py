@@ -31,7 +31,7 @@ _NUMBER = re.compile(
 
 @dataclass(frozen=True)
 class Page:
-    """A plan as people read it: lines of (label, text), a table, perhaps another, and the
+    """A plan as people read it: lines of (label, text), a table, perhaps more of them, and the
     assumptions.
 
     `record` is its JSON.
@@ -43,8 +43,8 @@ class Page:
     header: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
     notes: Sequence[str] = ()
-    second_table: Sequence[Sequence[str]] = ()
-    """Its header, then its rows."""
+    more_tables: Sequence[Sequence[Sequence[str]]] = ()
+    """Of each its header, then its rows."""
 
 
 def count(text: str, option: str) -> float:
@@ -135,7 +135,7 @@ def print_page(page: Page, form: options.PageFormat) -> None:
     width = max((len(label) for label, _ in page.lines), default=0)
     for label, text in page.lines:
         print(f"  {label:<{width}}  {text}")
-    for table in ([page.header, *page.rows] if page.rows else [], page.second_table):
+    for table in ([page.header, *page.rows] if page.rows else [], *page.more_tables):
         if table:
             print()
             _print_rows(table)

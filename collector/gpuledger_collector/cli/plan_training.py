@@ -326,7 +326,7 @@ def _page(
         record["past_runs"] = [asdict(entry) for entry in past]
     unit = "" if rate is None else f" ({rate.currency})"
     header = ("MFU", "days", "GPU-hours", "failures", "tokens/s", f"cost{unit}")
-    return Page(title, lines, record, header, rows, notes, _past_rows(past) if past else ())
+    return Page(title, lines, record, header, rows, notes, [_past_rows(past)] if past else ())
 
 
 def _save_budget(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -17,7 +17,15 @@ from gpuledger_collector.cli.scale_pools import open_pools, print_backtest
 from gpuledger_collector.cli.session import open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.report import Column, Kind
-from gpuledger_collector.export.scaling import ADVICE, DECISIONS, OUTCOMES, POLICIES, PoolAdvice
+from gpuledger_collector.export.scaling import (
+    ADVICE,
+    DECISIONS,
+    OUTCOMES,
+    POLICIES,
+    PoolAdvice,
+    model_facts,
+    say_headroom,
+)
 from gpuledger_collector.insight.backtest import (
     DEFAULT_COST_CAP,
     Backtest,
@@ -26,7 +34,7 @@ from gpuledger_collector.insight.backtest import (
 )
 from gpuledger_collector.insight.pool_backtest import PoolBacktest
 from gpuledger_collector.insight.scaling.advice import ScalingAdvice
-from gpuledger_collector.insight.scaling.pools import explain_no_decision
+from gpuledger_collector.insight.scaling.pools import ModelHeadroom, explain_no_decision
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.services.scaling_advice import advise_scaling, list_decisions
 from gpuledger_common.plurals import plural
@@ -94,19 +102,30 @@ def advise(
             if pool is None or decisions[pool] is None
             else pools.backtest(pool, lead_ms, limits)
         )
-    print_advice(advice, form, backtest)
+        models = {name: pools.models(name, lead_ms) for name in advice}
+    print_advice(advice, models, form, backtest)
     end_with(None in decisions.values(), exit_code)
 
 
 def print_advice(
-    advice: Mapping[str, ScalingAdvice | str], form: options.Format, backtest: PoolBacktest | None
+    advice: Mapping[str, ScalingAdvice | str],
+    models: Mapping[str, Sequence[ModelHeadroom]],
+    form: options.Format,
+    backtest: PoolBacktest | None,
 ) -> None:
-    """Print the advice; a pool without one has its reason and no number.
+    """Print the advice; a pool without one has its reason and no number, one of several models has
+    the headroom of each, the scarcest first.
 
     `backtest` is that of the one pool.
     """
     if form is not options.Format.table:
-        report = ADVICE
+        by_model = Column[PoolAdvice](
+            "models",
+            lambda item: [model_facts(model) for model in models[item[0]]],
+            Kind.FACTS,
+            in_csv=False,
+        )
+        report = replace(ADVICE, columns=(*ADVICE.columns, by_model))
         if backtest is not None:
             facts = Column[PoolAdvice](
                 "backtest", lambda _: backtest.facts(), Kind.FACTS, in_csv=False
@@ -122,6 +141,8 @@ def print_advice(
                 f"{pool}: hold {plural(f'{entry.desired_gpus:g}', 'GPU')} (demand now"
                 f" {round(entry.demand_now, 3):g}, {entry.mode}). {entry.reason}"
             )
+        for model in models[pool]:
+            say(f"  {model.model}: {say_headroom(model)}")
     if backtest is not None:
         print()
         print_backtest(backtest, form)

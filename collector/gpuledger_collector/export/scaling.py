@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from gpuledger_collector.accounting.period import format_instant
@@ -11,7 +11,8 @@ from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.insight.backtest import PolicyResult
 from gpuledger_collector.insight.pool_backtest import PricedPolicy
 from gpuledger_collector.insight.scaling.advice import ScalingAdvice
-from gpuledger_collector.insight.scaling.pools import RecordedDecision
+from gpuledger_collector.insight.scaling.pools import ModelHeadroom, RecordedDecision
+from gpuledger_common.plurals import plural
 
 
 def _exact_instant(at_ms: int | None) -> str | None:
@@ -115,6 +116,25 @@ ADVICE = Report[PoolAdvice](
         Column("reason", lambda item: item[1] if isinstance(item[1], str) else item[1].reason),
     ),
 )
+
+
+def model_facts(model: ModelHeadroom) -> dict[str, object]:
+    """The headroom of a model as JSON; null is unknown."""
+    return {**asdict(model), "headroom_gpus": model.headroom_gpus}
+
+
+def say_headroom(model: ModelHeadroom) -> str:
+    """The headroom of a model in a sentence."""
+    there = plural(f"{model.gpus:g}", "GPU")
+    if model.headroom_gpus is None:
+        return f"{there}; its demand is unknown lately"
+    short = "missing" if model.headroom_gpus < 0 else "to spare"
+    return (
+        f"{abs(model.headroom_gpus):.1f} of {there} {short} within the lead time (demand"
+        f" {model.demand_gpus:.1f}, nine times in ten at most {model.ahead_gpus:.1f})"
+    )
+
+
 POLICIES = Report[PolicyResult](
     "policies",
     (

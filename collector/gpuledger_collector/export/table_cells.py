@@ -106,8 +106,8 @@ def _money(values: Sequence[Money]) -> Callable[[Money], str]:
     return Money.estimate if smallest > readable.LARGE * MICRO else Money.grouped
 
 
-def _hours(values: Sequence[Any]) -> Callable[[Any], str]:
-    return _by_places(readable.places_of_column(_decimals(values), 1))
+def _hours(_: Sequence[Any]) -> Callable[[Any], str]:
+    return _by_places(1)
 
 
 def _percent(_: Sequence[Any]) -> Callable[[Any], str]:

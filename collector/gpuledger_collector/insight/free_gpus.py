@@ -1,5 +1,5 @@
-"""Which GPUs are free, by model: now, and in each hour of the last week; of many GPUs, of the last day.
-Counts, and what they make likely of tomorrow's morning, by earlier mornings of the same kind of day.
+"""Which GPUs are free, by model: now, and in each hour of the last week. Counts, and what they make
+likely of tomorrow's morning, by earlier mornings of the same kind of day.
 
 A GPU was free in an hour in which nobody held it from start to end, for only such could have been
 had together. What is not observed is not free, and not taken either: an hour in which too much is
@@ -15,25 +15,20 @@ from dataclasses import dataclass
 
 from gpuledger_collector.accounting.statement import SATURDAY
 
-DAYS, DAYS_OF_MANY = 7, 1
-"""How far back is looked, and how far where there are more than MANY GPUs: a page must not wait for
-millions of hours.
-"""
-MANY = 2_000
+DAYS = 7
+"""How far back is looked."""
 COUNTS = (1, 2, 4, 8)
 """How many GPUs at once are counted without being asked for: as people ask for them, up to a node."""
 MORNING = (8, 12)
 """From which hour of the day to which people ask whether there will be enough tomorrow."""
 WEEKDAY, WEEKEND = "weekday", "weekend"
 MORNING_DAYS = {WEEKDAY: 7, WEEKEND: 14}
-"""How far back mornings of such days are looked at, of many GPUs as well: they are few hours."""
+"""How far back mornings of such days are looked at."""
 SURE_SHARE = 0.8
 """Of the mornings' hours: from this share on so many are likely, up to its complement unlikely."""
 FEWEST_HOURS = 8
 """Of mornings, two of which must be known: below that nothing is said of tomorrow."""
 LIKELY, UNCERTAIN, UNLIKELY = "likely", "uncertain", "unlikely"
-FREE_MS = 59 * 60_000
-"""Of an hour: an agent that starts anew leaves seconds that nobody saw."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
@@ -15,19 +15,27 @@ import numpy as np
 from gpuledger_collector.accounting.commitments import Commitment
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period, format_date
+from gpuledger_collector.accounting.pricing import model_match
 from gpuledger_collector.insight.plans.capacity import (
     CapacityPlan,
     Rates,
     TooFewDays,
+    enough_days,
     plan_capacity,
 )
 from gpuledger_collector.insight.plans.daily_demand import MIN_DAYS
 from gpuledger_collector.insight.rates import GpuHourRate
 from gpuledger_collector.insight.series import Series
-from gpuledger_collector.services.scaling_advice import UnknownPool
+from gpuledger_collector.services.scaling_advice import MIXED, UnknownPool
 from gpuledger_collector.storage.billing import commitments
 from gpuledger_collector.storage.capacity import plans, scaling
-from gpuledger_collector.storage.capacity.demand import demand, held_by_teams, pool_periods
+from gpuledger_collector.storage.capacity.demand import (
+    capacity_by_model,
+    demand,
+    held_by_teams,
+    models_of_pool,
+    pool_periods,
+)
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
@@ -37,6 +45,7 @@ HISTORY_DAYS = 400
 STALE_DAYS = 7
 PURCHASES = ("on_demand", "reserved", "spot")
 DEFAULT_CURRENCY = "USD"
+NOTHING = np.empty(0)
 
 
 class SeveralPools(LookupError):
@@ -58,16 +67,36 @@ class GivenRates:
 
 @dataclass(frozen=True)
 class PricedPlan:
-    """The plan of a pool, the currency of its costs, and where each rate comes from ("": not
-    known).
+    """The plan of a pool or of a model in it, the currency of its costs, and where each rate comes
+    from ("": not known).
 
-    `committed_gpus` are those of commitments in force that name the pool.
+    `committed_gpus` are those of commitments in force that name the pool (and the model). `gpus`
+    are those that the inventory has now; None: there is none.
+
+    A pool of several models is planned by model: `models`, the scarcest first, have rates, costs and
+    reservations of their own, and the pool has none. `unplanned` says of the others why.
     """
 
     plan: CapacityPlan
     currency: str
     sources: Mapping[str, str]
     committed_gpus: int
+    gpus: float | None = None
+    models: Sequence[PricedPlan] = ()
+    unplanned: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def headroom(self) -> float | None:
+        """GPUs beyond what suffices in nine tenths of the hours, negative where some are missing;
+        None: it is not known what is there, or they are of several models.
+        """
+        is_mixed = self.models or self.unplanned
+        return None if self.gpus is None or is_mixed else self.gpus - self.plan.enough_gpus
+
+    @property
+    def scarcity(self) -> float:
+        """The share of its GPUs that is headroom: what is least is scarcest; unknown comes last."""
+        return self.headroom / self.gpus if self.headroom is not None and self.gpus else np.inf
 
     def record(self) -> dict[str, Any]:
         """The plan as JSON: what the command prints and the demand board shows."""
@@ -79,6 +108,10 @@ class PricedPlan:
             "currency": self.currency,
             "sources": dict(self.sources),
             "committed_gpus": self.committed_gpus,
+            "gpus": self.gpus,
+            "headroom": self.headroom,
+            "models": [{"model": each.plan.pool.name, **each.record()} for each in self.models],
+            "unplanned": dict(self.unplanned),
         }
 
 
@@ -174,56 +207,116 @@ def _pools(connection: Connection, now_ms: int) -> list[Series]:
 def _plan(
     connection: Connection, now_ms: int, pool: Series, period: Period, given: GivenRates
 ) -> PricedPlan:
-    known = np.flatnonzero(np.isfinite(pool.values))
-    last_ms = pool.start_ms + int(known[-1]) * pool.step_ms if len(known) else pool.start_ms
-    if not len(known) or now_ms - last_ms > STALE_DAYS * DAY_MS:
-        raise TooFewDays(
-            f"the demand of {pool.name!r} is unknown since {format_date(last_ms)}: nothing to plan"
-            " from"
-        )
+    """The plan of a pool, by model where it has several."""
+    # Before its teams of more than a year are read: that takes seconds.
+    _require_known(pool, now_ms)
     past = history(now_ms)
+    asked = _Asked(connection, pool.name, now_ms, period, given)
     teams = held_by_teams(connection, past.start_ms, past.end_ms, pool.name)
-    every = commitments.COMMITMENTS.in_force(connection)
-    in_force = [
-        each for each in every if each.pool == pool.name and each.starts_ms <= now_ms < each.ends_ms
-    ]
-    rates, currency, sources = _rates(connection, pool.name, now_ms, given, in_force)
-    start_ms = max(period.start_ms, now_ms // DAY_MS * DAY_MS)
-    plan = plan_capacity(pool, teams, start_ms, period.end_ms, rates)
-    return PricedPlan(plan, currency, sources, sum(each.gpus for each in in_force))
-
-
-def _rates(
-    connection: Connection,
-    pool: str,
-    now_ms: int,
-    given: GivenRates,
-    in_force: Sequence[Commitment],
-) -> tuple[Rates, str, dict[str, str]]:
-    """Rates by way of buying: given, else the price book's, else (reserved) that of the pool's
-    commitments.
-    """
-    offers = {}
-    for purchase in PURCHASES:
-        if purchase not in given.per_gpu_hour:
-            rate, source = scaling.rate(connection, pool, now_ms, purchase), "price book"
-            if rate is None and purchase == "reserved":
-                rate, source = _committed_rate(in_force, now_ms), "commitments"
-            if rate is not None:
-                offers[purchase] = rate, source
-    currency = given.currency or next(
-        (rate.currency for rate, _ in offers.values()), DEFAULT_CURRENCY
-    )
-    known = {name: (float(rate), "given") for name, rate in given.per_gpu_hour.items()}
-    # Another currency is no number here: plans do not convert.
-    known |= {
-        name: (float(rate.per_gpu_hour), source)
-        for name, (rate, source) in offers.items()
-        if rate.currency == currency
+    priced = asked.plan(pool, teams)
+    present = capacity_by_model(connection, now_ms, pool.name)
+    demands = {
+        series.name: series
+        for series in models_of_pool(connection, past.start_ms, past.end_ms, pool.name)
     }
-    on_demand, reserved, spot = (known.get(name, (None, ""))[0] for name in PURCHASES)
-    sources = {name: known.get(name, (None, ""))[1] for name in PURCHASES}
-    return Rates(on_demand, reserved, spot, given.interruptions), currency, sources
+    names = present or {name for name, series in demands.items() if _is_recent(series, now_ms)}
+    priced = replace(priced, gpus=sum(present.values()) if present else None)
+    return priced if len(names) < MIXED else asked.by_model(priced, present, sorted(names), demands)
+
+
+def _is_recent(demand: Series, now_ms: int) -> bool:
+    known_ms = demand.known_until_ms
+    return known_ms is not None and now_ms - known_ms <= STALE_DAYS * DAY_MS
+
+
+def _require_known(demand: Series, now_ms: int) -> None:
+    """Raise TooFewDays where demand is not known of late, or of too few days."""
+    if not _is_recent(demand, now_ms):
+        until_ms = demand.known_until_ms
+        since = "" if until_ms is None else f" since {format_date(until_ms - demand.step_ms)}"
+        raise TooFewDays(f"the demand of {demand.name!r} is unknown{since}: nothing to plan from")
+    enough_days(demand)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A plan as it was asked for."""
+
+    connection: Connection
+    pool: str
+    now_ms: int
+    period: Period
+    given: GivenRates
+
+    def plan(self, demand: Series, teams: Sequence[Series], model: str | None = None) -> PricedPlan:
+        """Plan the pool, or a model in it. Raises TooFewDays."""
+        _require_known(demand, self.now_ms)
+        in_force = [
+            each
+            for each in commitments.COMMITMENTS.in_force(self.connection)
+            if each.pool == self.pool
+            and each.starts_ms <= self.now_ms < each.ends_ms
+            and (model is None or model_match(each.gpu_model, model) > 0)
+        ]
+        rates, currency, sources = self._rates(in_force, model)
+        start_ms = max(self.period.start_ms, self.now_ms // DAY_MS * DAY_MS)
+        plan = plan_capacity(demand, teams, start_ms, self.period.end_ms, rates)
+        return PricedPlan(plan, currency, sources, sum(each.gpus for each in in_force))
+
+    def by_model(
+        self,
+        whole: PricedPlan,
+        present: Mapping[str, float],
+        names: Sequence[str],
+        demands: Mapping[str, Series],
+    ) -> PricedPlan:
+        """The plan of the pool with those of its models, the scarcest first, in place of its own
+        rates, costs and reservation.
+        """
+        models, unplanned = [], {}
+        for name in names:
+            demand = demands.get(name, Series(name, history(self.now_ms).end_ms, HOUR_MS, NOTHING))
+            try:
+                models.append(replace(self.plan(demand, (), name), gpus=present.get(name)))
+            except TooFewDays as error:
+                unplanned[name] = str(error)
+        unpriced = Rates(None, None, None, self.given.interruptions)
+        return replace(
+            whole,
+            plan=replace(whole.plan, rates=unpriced, curve=(), reservation=None),
+            sources=dict.fromkeys(PURCHASES, ""),
+            models=sorted(models, key=lambda model: model.scarcity),
+            unplanned=unplanned,
+        )
+
+    def _rates(
+        self, in_force: Sequence[Commitment], model: str | None
+    ) -> tuple[Rates, str, dict[str, str]]:
+        """Rates by way of buying: given, else the price book's, else (reserved) that of the
+        commitments.
+        """
+        given, offers = self.given, {}
+        for purchase in PURCHASES:
+            if purchase not in given.per_gpu_hour:
+                rate = scaling.rate(self.connection, self.pool, self.now_ms, purchase, model)
+                source = "price book"
+                if rate is None and purchase == "reserved":
+                    rate, source = _committed_rate(in_force, self.now_ms), "commitments"
+                if rate is not None:
+                    offers[purchase] = rate, source
+        currency = given.currency or next(
+            (rate.currency for rate, _ in offers.values()), DEFAULT_CURRENCY
+        )
+        known = {name: (float(rate), "given") for name, rate in given.per_gpu_hour.items()}
+        # Another currency is no number here: plans do not convert.
+        known |= {
+            name: (float(rate.per_gpu_hour), source)
+            for name, (rate, source) in offers.items()
+            if rate.currency == currency
+        }
+        on_demand, reserved, spot = (known.get(name, (None, ""))[0] for name in PURCHASES)
+        sources = {name: known.get(name, (None, ""))[1] for name in PURCHASES}
+        return Rates(on_demand, reserved, spot, given.interruptions), currency, sources
 
 
 def _committed_rate(in_force: Sequence[Commitment], now_ms: int) -> GpuHourRate | None:

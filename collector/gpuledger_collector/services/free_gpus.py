@@ -1,6 +1,6 @@
-"""Which GPUs are free, by model: now, and in how many hours of the last week (of many GPUs: of the
-last day) so many were free at once; and in how many of earlier mornings like tomorrow's. Exact, from
-the hourly ledger and the latest readings; about the entire fleet.
+"""Which GPUs are free, by model: now, and in how many hours of the last week so many were free at
+once; and in how many of earlier mornings like tomorrow's. Exact, from the hourly ledger and the
+latest readings; about the entire fleet.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Per
 from gpuledger_collector.insight.fleet_map import FRESH_MS
 from gpuledger_collector.insight.free_gpus import (
     DAYS,
-    DAYS_OF_MANY,
-    MANY,
     MORNING_DAYS,
     FreeHour,
     FreeModel,
@@ -26,6 +24,7 @@ from gpuledger_collector.insight.free_gpus import (
 from gpuledger_collector.storage.capacity import free_gpus
 from gpuledger_collector.storage.capacity.free_gpus import PoolChoice, PresentModel, UsedModelHour
 from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.ledger.pool_hours import join_hours
 from gpuledger_collector.storage.locks import Connection
 
 
@@ -37,20 +36,19 @@ def read_free_gpus(
     words: str = "",
 ) -> list[FreeModel]:
     """Read every model of which a whole GPU is there now, most GPUs first: what is free of it, and
-    in how many hours the usual numbers, and `wanted`, were free at once, of the last DAYS, or of
-    DAYS_OF_MANY where more than MANY GPUs are asked for; and in how many of earlier mornings.
+    in how many hours of the last DAYS the usual numbers, and `wanted`, were free at once; and in how
+    many of earlier mornings.
 
     Of one pool (empty: of all), and of pools whose name has these words.
     """
     pools = PoolChoice(pool, words)
     end_ms = now_ms - now_ms % HOUR_MS
     models = free_gpus.models_now(connection, pools, now_ms, FRESH_MS)
-    days = DAYS if sum(model.gpus for model in models) <= MANY else DAYS_OF_MANY
-    last_days = range(end_ms - days * DAY_MS, end_ms, HOUR_MS)
+    last_days = range(end_ms - DAYS * DAY_MS, end_ms, HOUR_MS)
     calendar = zones.calendar(connection)
     tomorrow = day_kind(_clock(calendar, now_ms).date() + dt.timedelta(days=1))
     mornings = _mornings(calendar, tomorrow, end_ms)
-    periods = _join(sorted({*last_days, *mornings}))
+    periods = join_hours(sorted({*last_days, *mornings}))
     used = {
         (row.model, row.hour_ms): row
         for period in periods
@@ -91,17 +89,6 @@ def _mornings(calendar: Calendar, kind: str, end_ms: int) -> list[int]:
         for at_ms in hours
         if is_morning(at := _clock(calendar, at_ms)) and day_kind(at.date()) == kind
     ]
-
-
-def _join(hours: Sequence[int]) -> list[Period]:
-    """Periods of hours that follow each other, in their order."""
-    periods: list[Period] = []
-    for at_ms in hours:
-        if periods and periods[-1].end_ms == at_ms:
-            periods[-1] = Period(periods[-1].start_ms, at_ms + HOUR_MS)
-        else:
-            periods.append(Period(at_ms, at_ms + HOUR_MS))
-    return periods
 
 
 def _hours(

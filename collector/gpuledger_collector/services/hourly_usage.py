@@ -59,7 +59,9 @@ def fold_usage(
         return 0
     with database.sharing_connection() as shared:
         with shared.transaction(read_only=True) as connection:
-            days = _days_of(usage.requested_hours(connection, period), zones.calendar(connection))
+            days = days_of_hours(
+                usage.requested_hours(connection, period), zones.calendar(connection)
+            )
         folded = 0
         for day_ms in sorted(days):
             is_full = True
@@ -145,12 +147,14 @@ def fold_requested(connection: Connection, requests: Sequence[RecomputeRequest])
         by_day[day_of(hour_ms).start_ms][accelerator_id].append(hour_ms)
     for of_accelerators in by_day.values():
         _fold_day(connection, of_accelerators, book, calendar)
-    rated_days.request_recompute(connection, _days_of({hour_ms for _, hour_ms in hours}, calendar))
+    rated_days.request_recompute(
+        connection, days_of_hours({hour_ms for _, hour_ms in hours}, calendar)
+    )
     usage.remove_recompute_requests(connection, [request.id for request in requests])
     return len(hours)
 
 
-def _days_of(hours_ms: Iterable[int], calendar: Calendar) -> set[int]:
+def days_of_hours(hours_ms: Iterable[int], calendar: Calendar) -> set[int]:
     """The days of the bill that these hours touch."""
     if calendar.is_utc:
         return {day_of(hour_ms).start_ms for hour_ms in hours_ms}

@@ -23,7 +23,7 @@ from gpuledger_collector.services.rating import rate_day
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.errors import StorageError
 
-GARBAGE_THRESHOLD = 50_000
+GARBAGE_THRESHOLD = 500_000
 TERMINATED = 128 + signal.SIGTERM
 """Exit code of a command that SIGTERM ended, as shells show it."""
 _databases: list[Database] = []

@@ -16,23 +16,28 @@ from gpuledger_collector.insight.pool_backtest import PoolBacktest, backtest_poo
 from gpuledger_collector.insight.rates import GpuHourRate
 from gpuledger_collector.insight.scaling.pools import (
     DEFAULT_LEAD_MS,
+    ModelHeadroom,
     PoolDemand,
     RecordedDecision,
     ScalingDecision,
     ScalingTerms,
     decide,
     explain_no_decision,
+    headroom_of_model,
     judge_decision,
 )
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.capacity import scaling
+from gpuledger_collector.storage.capacity.demand import capacity_by_model, models_of_pool
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.notifications import outbox
 from gpuledger_common.plurals import plural
 
 OUTCOME_DAYS = 28
+MIXED = 2
+"""From so many models on, a pool has a headroom of each."""
 MAX_WAIT_MS = 2 * DAY_MS
 """Demand that is unknown for so long stays unknown: the outcome then says how much of it was known.
 """
@@ -186,6 +191,25 @@ def _judge(connection: Connection, demand: Mapping[str, Series], now_ms: int) ->
             scaling.insert_outcome(connection, pending, outcome, rate, now_ms)
 
 
+def headroom_by_model(
+    connection: Connection, now_ms: int, pool: str, lead_ms: int = DEFAULT_LEAD_MS
+) -> list[ModelHeadroom]:
+    """The headroom of each model of a pool of several by the hour, the scarcest first; empty of a
+    pool of one.
+    """
+    present = capacity_by_model(connection, now_ms, pool)
+    if len(present) < MIXED:
+        return []
+    end_ms = now_ms // HOUR_MS * HOUR_MS
+    start_ms = end_ms - OUTCOME_DAYS * DAY_MS
+    demand = {each.name: each for each in models_of_pool(connection, start_ms, end_ms, pool)}
+    models = [
+        headroom_of_model(name, gpus, demand.get(name), lead_ms, now_ms)
+        for name, gpus in sorted(present.items())
+    ]
+    return sorted(models, key=lambda model: model.scarcity)
+
+
 @dataclass(frozen=True)
 class Pools:
     """Demand and declared terms of the pools at an instant, for trying other terms on them."""
@@ -204,6 +228,13 @@ class Pools:
         """The pool's rate now."""
         with self.database.connect() as connection:
             return scaling.rate(connection, pool, self.now_ms)
+
+    def models(self, pool: str, lead_ms: int | None) -> list[ModelHeadroom]:
+        """The headroom of each model of the pool within its lead time; empty of one model alone."""
+        with self.database.connect() as connection:
+            return headroom_by_model(
+                connection, self.now_ms, pool, self.terms(pool, lead_ms, {}).lead_ms
+            )
 
     def try_decisions(
         self, only: str | None, lead_ms: int | None, limits: Mapping[str, Any]

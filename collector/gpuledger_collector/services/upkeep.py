@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, day_of
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, day_of
+from gpuledger_collector.services.hourly_usage import days_of_hours, ledger_day
 from gpuledger_collector.storage.database import Database, retry_conflicts
-from gpuledger_collector.storage.ledger import unused_names, zones
+from gpuledger_collector.storage.ledger import pool_hours, unused_names, zones
 from gpuledger_collector.storage.locks import Lock
 from gpuledger_collector.storage.server import replicas
 from gpuledger_collector.storage.telemetry import (
@@ -89,6 +90,34 @@ def roll_up_series(
         with database.transaction(Lock.SERIES) as connection:
             series.roll_up_day(connection, zones.calendar(connection).day_of(day_ms))
         count += 1
+    return count
+
+
+def roll_up_pool_hours(
+    database: Database, now_ms: int, stopping: Callable[[], bool] = lambda: False
+) -> int:
+    """Add up and store the hours of pools that are over and not stored, the newest days first;
+    return how many were.
+
+    Beside a collector of another version, which may fold without deleting them, all are deleted.
+    """
+    if database.standby:
+        return 0
+    end_ms = now_ms // HOUR_MS * HOUR_MS
+    with database.connect() as connection:
+        if replicas.has_mixed_versions(connection):
+            pool_hours.delete(connection)
+            return 0
+        period = Period(end_ms - pool_hours.DAYS * DAY_MS, end_ms)
+        missing = pool_hours.missing_hours(connection, period)
+        days = days_of_hours(missing, zones.calendar(connection))
+    count = 0
+    for day_ms in sorted(days, reverse=True):
+        if stopping():
+            break
+        with ledger_day(database, day_ms) as (connection, day):
+            start_ms, until_ms = day.start_ms // HOUR_MS * HOUR_MS, min(day.end_ms, end_ms)
+            count += pool_hours.store(connection, Period(start_ms, until_ms // HOUR_MS * HOUR_MS))
     return count
 
 

@@ -241,26 +241,11 @@ def test_more_than_there_are_is_said_in_a_word():
     assert say_availability(item, item.asked, "UTC") == f"16 {L4}: 3 free now; there are but 4."
 
 
-def test_of_many_gpus_a_day_is_looked_at(seen, dsn, monkeypatch):
-    """A page must not wait for a week of a large fleet's hours."""
-    monkeypatch.setattr(service, "MANY", 3)
-    item = ask(dsn, wanted=2)[H100]
-    assert item.asked.week.hours == 24
-    assert {found.hours for found in item.asked.by_clock.values()} == {1}
-    # But mornings of earlier days as well, or nothing could be said of tomorrow's.
-    assert item.asked.mornings.hours == 20
-    assert item.likely_tomorrow == 1
-
-
-@pytest.mark.parametrize("many", [3, 2_000])
 @pytest.mark.parametrize(
     ("days_later", "kind", "mornings"), [(0, WEEKDAY, 20), (1, WEEKEND, 8), (3, WEEKDAY, 20)]
 )
-def test_mornings_of_weekends_are_counted_apart(
-    seen, dsn, monkeypatch, many, days_later, kind, mornings
-):
+def test_mornings_of_weekends_are_counted_apart(seen, dsn, days_later, kind, mornings):
     """NOW is a Thursday: the tomorrow of Friday is of a weekend, that of Sunday is not."""
-    monkeypatch.setattr(service, "MANY", many)
     with Database(dsn).transaction(read_only=True) as connection:
         (item, *_) = read_free_gpus(connection, NOW_MS + days_later * DAY, 1)
     assert (item.tomorrow, item.asked.mornings.hours) == (kind, mornings)

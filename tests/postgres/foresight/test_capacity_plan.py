@@ -289,7 +289,7 @@ def test_the_board_shows_what_the_command_prints(run, usage, dsn):
     points = [(plan["pool"]["name"], point) for plan in plans for point in plan["curve"]]
     amounts = ("on_demand", "reserved", "spot")
     assert [tuple(row.values()) for row in curve] == [
-        (pool, point["gpus"], pytest.approx(point["wait"]), *map(point.get, amounts), "USD")
+        (pool, None, point["gpus"], pytest.approx(point["wait"]), *map(point.get, amounts), "USD")
         for pool, point in points
     ]
     serve, train = reserve
@@ -364,6 +364,16 @@ def test_hours_are_not_read_for_pools_that_cannot_have_a_plan(usage, dsn, monkey
     usage("young", days=DAYS)
     assert store_capacity_plans(store, NOW_MS + 2 * HOUR) == 1
     assert read
+
+
+def test_teams_are_not_read_for_a_pool_of_which_too_few_days_are_known(run, usage, monkeypatch):
+    """They are what takes long of 400 days, and it is asked again every hour."""
+    usage("young", days=20)
+    read = []
+    monkeypatch.setattr(capacity_plan, "held_by_teams", lambda *asked: read.append(asked) or [])
+    code, _, error = run("plan", "capacity", "--pool", "young")
+    assert (code, read) == (1, []), error
+    assert "known days of demand: a plan needs 24 at least" in error
 
 
 def growth_cells(plan):

@@ -153,7 +153,8 @@ NOT_DERIVED = {
         ),
     },
     "drawn in charts, and computed again from what is compared": {
-        *("gpu_minute", "owner_5min", "node_utilization", "counter_hour", "inference_day"),
+        *("gpu_minute", "owner_5min", "node_utilization", "pool_hour", "counter_hour"),
+        "inference_day",
     },
     "estimates and advice, which reach no bill": {
         *(

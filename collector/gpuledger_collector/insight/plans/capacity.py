@@ -39,6 +39,8 @@ WEEK = 7
 MIN_WEEK_DAYS = 4
 CURVE_SHARES = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 """Shares of the hours in which a capacity of the cost curve suffices."""
+ENOUGH = 0.9
+"""Share of the hours in which there have to be enough GPUs: what is there beyond is headroom."""
 
 
 class TooFewDays(Exception):
@@ -272,17 +274,29 @@ def reservation(demand: Scenarios, rates: Rates) -> Reservation | None:
 
 @dataclass(frozen=True)
 class CapacityPlan:
-    """What planners ask of a pool, over the days from `start_ms` on; `days` has the mean GPUs of
-    each.
+    """What planners ask of a pool, or of a model in it, over the days from `start_ms` on; `days`
+    has the mean GPUs of each, `enough_gpus` is what suffices in the share ENOUGH of the hours.
     """
 
     start_ms: int
     days: Sequence[Band]
+    enough_gpus: float
     pool: Outlook
     teams: Sequence[Outlook]
     rates: Rates
     curve: Sequence[CapacityCost]
     reservation: Reservation | None
+
+
+def enough_days(hours: Series) -> Series:
+    """Return mean demand by day. Raises TooFewDays."""
+    days = daily_means(hours)
+    if days.known_count < MIN_DAYS:
+        raise TooFewDays(
+            f"{days.name!r} has {plural(days.known_count, 'known day')} of demand: a plan needs"
+            f" {MIN_DAYS} at least"
+        )
+    return days
 
 
 def plan_capacity(
@@ -292,12 +306,7 @@ def plan_capacity(
 
     Days that are known already are left out. Raises TooFewDays.
     """
-    days = daily_means(hours)
-    if days.known_count < MIN_DAYS:
-        raise TooFewDays(
-            f"{days.name!r} has {plural(days.known_count, 'known day')} of demand: a plan needs"
-            f" {MIN_DAYS} at least"
-        )
+    days = enough_days(hours)
     reach, skipped = count_days(days, start_ms, end_ms)
     ahead = days_ahead(days, reach)
     levels = ahead.levels[skipped:]
@@ -306,6 +315,7 @@ def plan_capacity(
     return CapacityPlan(
         days.end_ms + (1 + skipped) * DAY_MS,
         [band(day) for day in levels],
+        float(np.quantile(demand.gpus, ENOUGH)),
         outlook(days, start_ms, end_ms, ahead),
         sorted(outlooks, key=lambda team: (-(team.gpus or 0.0), team.name)),
         rates,

@@ -19,15 +19,19 @@ import numpy as np
 from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.insight.rates import GpuHourRate
 from gpuledger_collector.insight.scaling.advice import (
+    STALE_STEPS,
     PastTarget,
     ScalingAdvice,
     ScalingLimits,
     advise,
+    steps_per_day,
 )
-from gpuledger_collector.insight.series import Floats, Series
+from gpuledger_collector.insight.scaling.lookahead import climate
+from gpuledger_collector.insight.series import Floats, Series, fill_forward
 
 ADVICE, ACT = MODES = ("advice", "act")
 DEFAULT_LEAD_MS = 600_000
+NINE_IN_TEN = 0.9
 STALE = "the demand of this pool is unknown lately"
 
 
@@ -106,6 +110,42 @@ class PoolDemand:
     def pool(self) -> str:
         """The pool's name."""
         return self.series.name
+
+
+@dataclass(frozen=True, slots=True)
+class ModelHeadroom:
+    """GPUs of one model in a pool of several: those that are there, the demand of its last hour, and
+    the demand within the lead time that is not exceeded nine times in ten; None: unknown lately.
+    """
+
+    model: str
+    gpus: float
+    demand_gpus: float | None = None
+    ahead_gpus: float | None = None
+
+    @property
+    def headroom_gpus(self) -> float | None:
+        """What is there beyond that demand, negative where some are missing."""
+        return None if self.ahead_gpus is None else self.gpus - self.ahead_gpus
+
+    @property
+    def scarcity(self) -> float:
+        """Headroom as a share of what is there: the least is scarcest; unknown comes last."""
+        return np.inf if self.headroom_gpus is None else self.headroom_gpus / self.gpus
+
+
+def headroom_of_model(
+    model: str, gpus: float, demand: Series | None, lead_ms: int, now_ms: int
+) -> ModelHeadroom:
+    """Return the headroom of so many GPUs (more than 0) with this demand."""
+    until_ms = None if demand is None else demand.known_until_ms
+    if demand is None or until_ms is None or now_ms - until_ms > STALE_STEPS * demand.step_ms:
+        return ModelHeadroom(model, gpus)
+    known = (until_ms - demand.start_ms) // demand.step_ms
+    values, per_day = fill_forward(demand.values[:known]), steps_per_day(demand.step_ms)
+    delay = max(1, round(lead_ms / demand.step_ms))
+    rise = climate(values, delay, per_day, np.array([NINE_IN_TEN]), known - 1)[-1, 0]
+    return ModelHeadroom(model, gpus, float(values[-1]), float(values[-1] + rise))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from gpuledger_collector.accounting.budget_status import Ahead, OwnerAhead, Stat
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.accounting.period import Period as Days
+from gpuledger_collector.export.scaling import say_headroom
 from gpuledger_collector.export.site import DEMAND
 from gpuledger_collector.insight.forecast import Forecast
 from gpuledger_collector.insight.pool_outlook import ended_ms
@@ -38,7 +39,7 @@ from gpuledger_collector.mcp.tools.fleet import ESTIMATED, CountTotal
 from gpuledger_collector.mcp.tools.parameters import LIMIT, TEXT_LENGTH, Cursor, Limit
 from gpuledger_collector.services.budget_status import standings
 from gpuledger_collector.services.forecasts import forecast_pools, largest_pools
-from gpuledger_collector.services.scaling_advice import UnknownPool
+from gpuledger_collector.services.scaling_advice import UnknownPool, headroom_by_model
 from gpuledger_collector.services.spend_forecasts import forecast_billed_owners
 from gpuledger_common.plurals import plural
 
@@ -212,7 +213,8 @@ def forecast_demand(
     limit: Limit = LIMIT,
     cursor: Cursor = "",
 ) -> Answer[DemandRow, CountTotal]:
-    """How many GPUs each pool will be asked for in the coming hours: mean, peak and when.
+    """How many GPUs each pool will be asked for in the coming hours: mean, peak and when; of a named
+    pool of several models, the headroom of each in a notice, the scarcest first.
 
     Not for one owner's token.
     """
@@ -225,6 +227,7 @@ def forecast_demand(
             raise Refused(
                 f"pool: nothing is known of {name(pool)!r}; list_values(dimension=pool) names them"
             ) from None
+        models = headroom_by_model(snapshot.connection, ledger.now_ms, pool) if pool else []
     pools = {series.name: series for series in largest.pools}
     ahead = forecast_pools(largest.pools, hours, ledger.now_ms)
     first_ms = ledger.now_ms // HOUR_MS * HOUR_MS
@@ -235,7 +238,10 @@ def forecast_demand(
         span=periods.span_of(snapshot.calendar, Days(first_ms, first_ms + hours * HOUR_MS)),
         proof=ESTIMATED,
         totals=[CountTotal(count=len(ahead))],
-        notices=_left_out_notices(largest.left_out),
+        notices=[
+            *_left_out_notices(largest.left_out),
+            *(f"{name(model.model)}: {say_headroom(model)}" for model in models),
+        ],
         empty="no demand is known yet",
     )
 

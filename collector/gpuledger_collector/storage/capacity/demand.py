@@ -1,5 +1,5 @@
-"""What demand is made from: held time, capacity, imported usage and queues, by pool, model or level
-of the owner tree.
+"""What demand is made from: held time, capacity, imported usage and queues, by pool, model, model of
+one pool or level of the owner tree.
 
 Hours come from the hourly ledger. Shorter steps come from the usage intervals themselves, as far
 back as they are kept: time that two agents report of one accelerator is capped at the step there
@@ -10,6 +10,7 @@ intervals only for the hours since.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ import numpy as np
 from gpuledger_collector.accounting.attribution import Attribution, WorkloadFacts
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import HOUR_MS, Period
+from gpuledger_collector.accounting.pricing import model_match
 from gpuledger_collector.accounting.reserved_names import escape_name
 from gpuledger_collector.insight.demand import (
     CapacitySpan,
@@ -29,7 +31,7 @@ from gpuledger_collector.insight.demand import (
 )
 from gpuledger_collector.insight.series import Floats, Ints, Series
 from gpuledger_collector.storage.capacity.queues import summed_by
-from gpuledger_collector.storage.ledger import rules, workloads
+from gpuledger_collector.storage.ledger import pool_hours, rules, workloads
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select, select_value
 from gpuledger_collector.storage.telemetry import usage_evidence
@@ -49,7 +51,8 @@ _QUEUED = {"pool": "pool", "model": "gpu_model", "team": "team", "user": "user"}
 _PLACEMENTS = """SELECT c.accelerator_id, {group} AS grouped, c.in_ms,
         coalesce(c.out_ms, %(end_ms)s) AS out_ms, c.gpu_micro
     FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id
-    WHERE c.in_ms < %(end_ms)s AND (c.out_ms IS NULL OR c.out_ms > %(start_ms)s)"""
+    WHERE c.in_ms < %(end_ms)s AND (c.out_ms IS NULL OR c.out_ms > %(start_ms)s)
+        AND (%(pool)s::text IS NULL OR c.pool = %(pool)s)"""
 # Usage intervals in the shape of usage_hour for other steps: each is spread evenly over the steps
 # that it touches. The partition key start_ms is bounded by the longest interval, a day.
 _USAGE_INTERVALS = f"""(SELECT accelerator_id, workload_id, state, at AS hour_ms, least(sum(part), %(step_ms)s) AS
@@ -82,7 +85,8 @@ _BY_WORKLOAD = """WITH placement AS ({placements}){with_use}
     GROUP BY 1, 2, 3"""
 _COUNTED = """SELECT {group} AS grouped, workload_id, pool, gpu_micro, start_ms,
         least(coalesce(end_ms, %(end_ms)s), %(end_ms)s) AS end_ms
-    FROM imported_usage WHERE start_ms < %(end_ms)s AND (end_ms IS NULL OR end_ms > %(start_ms)s)"""
+    FROM imported_usage WHERE start_ms < %(end_ms)s AND (end_ms IS NULL OR end_ms > %(start_ms)s)
+        AND (%(pool)s::text IS NULL OR pool = %(pool)s)"""
 _READ = "FROM queue_reading {more} WHERE at_ms >= %(start_ms)s AND at_ms < %(end_ms)s"
 _SUMMED = (
     f"SELECT source, at_ms, pools AS names, pool_gpu_micro AS micro {_READ.format(more='')} AND"
@@ -103,12 +107,36 @@ _ROLLED_UP_UNTIL = """SELECT max(p.until_ms) FROM series_day s JOIN conservation
 
 
 def evidence(
-    connection: Connection, start_ms: int, end_ms: int, group: str, step_ms: int = HOUR_MS
+    connection: Connection,
+    start_ms: int,
+    end_ms: int,
+    group: str,
+    step_ms: int = HOUR_MS,
+    pool: str | None = None,
 ) -> tuple[list[GroupUsage], list[CapacitySpan], list[CapacitySpan]]:
-    """Held time, capacity and imported usage of a period of whole steps, by `pool` or `model`."""
-    query = _HELD.format(placements=_placements(group), **_use(step_ms))
-    values = {"start_ms": start_ms, "end_ms": end_ms, "step_ms": step_ms}
-    return _usage(connection, query, values), *_capacity(connection, start_ms, end_ms, group)
+    """Held time, capacity and imported usage of a period of whole steps, by `pool` or `model`; of
+    all pools, or of one.
+    """
+    if (group, step_ms) == ("pool", HOUR_MS):
+        used = _usage_of_pools(connection, Period(start_ms, end_ms), pool)
+    else:
+        query = _HELD.format(placements=_placements(group), **_use(step_ms))
+        values = {"start_ms": start_ms, "end_ms": end_ms, "step_ms": step_ms, "pool": pool}
+        used = _usage(connection, query, values)
+    return used, *_capacity(connection, start_ms, end_ms, group, pool)
+
+
+def _usage_of_pools(connection: Connection, period: Period, pool: str | None) -> list[GroupUsage]:
+    times_ns: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
+    for hour in pool_hours.read(connection, period):
+        if pool in {None, hour.pool}:
+            times = times_ns[hour.pool, hour.hour_ms]
+            times[0] += hour.held_ns
+            times[1] += hour.seen_ns
+    return [
+        GroupUsage(*key, held_ns / _MICRO, seen_ns / _MICRO)
+        for key, (held_ns, seen_ns) in times_ns.items()
+    ]
 
 
 def _usage(connection: Connection, query: str, values: Mapping[str, object]) -> list[GroupUsage]:
@@ -121,10 +149,10 @@ def _usage(connection: Connection, query: str, values: Mapping[str, object]) -> 
 
 
 def _capacity(
-    connection: Connection, start_ms: int, end_ms: int, group: str
+    connection: Connection, start_ms: int, end_ms: int, group: str, pool: str | None = None
 ) -> tuple[list[CapacitySpan], list[CapacitySpan]]:
-    """Capacity and imported usage of a period, by `pool` or `model`."""
-    period = {"start_ms": start_ms, "end_ms": end_ms}
+    """Capacity and imported usage of a period, by `pool` or `model`; of all pools, or of one."""
+    period = {"start_ms": start_ms, "end_ms": end_ms, "pool": pool}
     capacity = [
         CapacitySpan(row.grouped, row.gpu_micro / _MICRO, row.in_ms, row.out_ms)
         for row in select(connection, _placements(group), period)
@@ -151,6 +179,34 @@ def _use(step_ms: int) -> dict[str, str]:
 def held_by_teams(connection: Connection, start_ms: int, end_ms: int, pool: str) -> list[Series]:
     """GPUs of one pool that each team held in whole hours, by name; queues are not included."""
     return _by_owner(connection, start_ms, end_ms, "team", HOUR_MS, pool)
+
+
+def models_of_pool(
+    connection: Connection, start_ms: int, end_ms: int, pool: str, step_ms: int = HOUR_MS
+) -> list[Series]:
+    """Held and queued GPUs of each model of one pool over whole steps of STEPS_MS, by name; their
+    sum is the demand of the pool, less what waits for no single model.
+    """
+    used, capacity, counted = evidence(connection, start_ms, end_ms, "model", step_ms, pool)
+    # As of the pool: counts beside observed accelerators would count the same GPUs twice.
+    held = group_demand(start_ms, end_ms, step_ms, used, capacity, () if capacity else counted)
+    models = [series.name for series in held]
+    return with_queue(
+        held,
+        [_by_model(queue, models) for queue in queues(connection, start_ms, end_ms, "model", pool)],
+        end_ms,
+    )
+
+
+def _by_model(queue: QueueReadings, models: Sequence[str]) -> QueueReadings:
+    """A queue by the models that the ledger knows; a name that suits several is left out."""
+    gpus: dict[str, Floats] = {}
+    for name, values in queue.gpus.items():
+        suited = [model for model in models if len(models) == 1 or model_match(name, model) > 0]
+        if len(suited) == 1:
+            waiting = np.nan_to_num(gpus.get(suited[0], np.zeros(len(values))))
+            gpus[suited[0]] = waiting + np.nan_to_num(values)
+    return QueueReadings(queue.source, queue.at_ms, gpus)
 
 
 def demand(
@@ -192,16 +248,26 @@ def capacity_by_pool(connection: Connection, at_ms: int) -> dict[str, float]:
     """GPUs that the inventory has in each pool at an instant; a board with slices counts whole,
     whatever of it lies outside of them.
     """
+    return _boards(connection, at_ms, "c.pool", None)
+
+
+def capacity_by_model(connection: Connection, at_ms: int, pool: str) -> dict[str, float]:
+    """GPUs of each model that the inventory has in one pool at an instant, as `capacity_by_pool`."""
+    return _boards(connection, at_ms, "a.model", pool)
+
+
+def _boards(connection: Connection, at_ms: int, group: str, pool: str | None) -> dict[str, float]:
     rows = select(
         connection,
-        "SELECT b.pool, sum(b.gpu_micro)::bigint AS gpu_micro FROM (SELECT c.pool, CASE WHEN"
-        " bool_or(coalesce(a.mig_instance, '') <> '') THEN %(whole)s ELSE sum(a.gpu_micro) END AS"
-        " gpu_micro FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id WHERE c.in_ms <="
-        " %(at)s AND (c.out_ms IS NULL OR c.out_ms > %(at)s) GROUP BY c.pool,"
-        " coalesce(a.device_uuid, a.uuid)) b GROUP BY 1",
-        {"at": at_ms, "whole": _MICRO},
+        f"SELECT b.grouped, sum(b.gpu_micro)::bigint AS gpu_micro FROM (SELECT {group} AS grouped,"
+        " CASE WHEN bool_or(coalesce(a.mig_instance, '') <> '') THEN %(whole)s ELSE"
+        " sum(a.gpu_micro) END AS gpu_micro FROM capacity c JOIN accelerator a ON a.id ="
+        " c.accelerator_id WHERE c.in_ms <= %(at)s AND (c.out_ms IS NULL OR c.out_ms > %(at)s) AND"
+        " (%(pool)s::text IS NULL OR c.pool = %(pool)s) GROUP BY 1, coalesce(a.device_uuid,"
+        " a.uuid)) b GROUP BY 1",
+        {"at": at_ms, "whole": _MICRO, "pool": pool},
     )
-    return {row.pool: row.gpu_micro / _MICRO for row in rows}
+    return {row.grouped: row.gpu_micro / _MICRO for row in rows}
 
 
 def fine(
@@ -245,17 +311,14 @@ def _by_owner(
 
     With `pool` of that pool alone.
     """
-    values = {"start_ms": start_ms, "end_ms": end_ms, "step_ms": step_ms}
+    values = {"start_ms": start_ms, "end_ms": end_ms, "step_ms": step_ms, "pool": pool}
     query = _BY_WORKLOAD.format(placements=_placements("pool"), **_use(step_ms))
     used, imported = (
-        [row for row in select(connection, text, values) if pool in {None, row.pool}]
-        for text in (query, _COUNTED.format(group="pool"))
+        select(connection, text, values) for text in (query, _COUNTED.format(group="pool"))
     )
     facts = workloads.facts(connection, sorted({row.workload_id for row in [*used, *imported]}))
     attribution = Attribution(rules.current(connection))
-    fleet, capacity, _ = evidence(connection, start_ms, end_ms, "pool", step_ms)
-    fleet = [usage for usage in fleet if pool in {None, usage.group}]
-    capacity = [span for span in capacity if pool in {None, span.group}]
+    fleet, capacity, _ = evidence(connection, start_ms, end_ms, "pool", step_ms, pool)
     observed = {span.group for span in capacity}
 
     def owner(workload_id: int, pool: str, at_ms: int) -> str:
@@ -285,9 +348,11 @@ def _by_owner(
     return [owner_series for owner_series in series if owner_series.name]
 
 
-def queues(connection: Connection, start_ms: int, end_ms: int, group: str) -> list[QueueReadings]:
+def queues(
+    connection: Connection, start_ms: int, end_ms: int, group: str, pool: str | None = None
+) -> list[QueueReadings]:
     """Every queue reading of a period, summed by group, by source; none for a level that schedulers
-    do not know.
+    do not know. Of the items of all pools, or by `model` of those of one.
 
     By pool the stored sums are read; the queue items only where sums are missing or of an older
     reading.
@@ -295,13 +360,15 @@ def queues(connection: Connection, start_ms: int, end_ms: int, group: str) -> li
     name = _QUEUED.get(group)
     if name is None:
         return []
-    summed = f", LATERAL ({summed_by(name)}) AS summed"
+    summed = f", LATERAL ({summed_by(name, pool is not None)}) AS summed"
     read = f"SELECT source, at_ms, names, micro {_READ.format(more=summed)}"
     if name == "pool":
         read = f"{_SUMMED} UNION ALL {read} AND {_TO_SUM}"
     by_source: dict[str, list[_Readings]] = {}
     for row in select(
-        connection, _PACKED.format(read=read), {"start_ms": start_ms, "end_ms": end_ms}
+        connection,
+        _PACKED.format(read=read),
+        {"start_ms": start_ms, "end_ms": end_ms, "pool": pool},
     ):
         at_ms = np.frombuffer(row.at_ms, dtype=">i8").astype(np.int64)
         by_source.setdefault(row.source, []).append(

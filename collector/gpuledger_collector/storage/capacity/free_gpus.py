@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.quantity import GPU_MICRO
 from gpuledger_collector.accounting.reserved_names import UNNAMED
-from gpuledger_collector.insight.free_gpus import FREE_MS, ModelNow
+from gpuledger_collector.insight.free_gpus import ModelNow
+from gpuledger_collector.storage.ledger import pool_hours
+from gpuledger_collector.storage.ledger.pool_hours import MODEL
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select_as
 
-_MODEL = "coalesce(nullif(a.model, ''), c.gpu_model)"
 _THERE = """FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id"""
 _WELL = "a.health NOT IN ('failed', 'degraded')"
 # Whole GPUs alone; an empty pool has a name where people ask for it.
@@ -26,6 +28,11 @@ class PoolChoice:
 
     pool: str = ""
     words: str = ""
+
+    def admits(self, pool: str) -> bool:
+        """Whether a pool of this name is chosen."""
+        name = pool or UNNAMED
+        return self.pool in {"", name} and self.words.lower() in name.lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,7 @@ def models_now(
                 count(*) FILTER (WHERE is_free) AS free, count(*) FILTER (WHERE is_listed) AS listed,
                 count(*) FILTER (WHERE is_listed AND is_free) AS listed_free
             FROM (
-                SELECT {_MODEL} AS model, c.node_id, l.at_ms > %(after)s AND l.state = 'held' AS is_held,
+                SELECT {MODEL} AS model, c.node_id, l.at_ms > %(after)s AND l.state = 'held' AS is_held,
                     l.at_ms > %(after)s AND l.state = 'unallocated' AND {_WELL} AS is_free,
                     {_WELL} AND f.accelerator_id IS NOT NULL AS is_listed
                 {_THERE} LEFT JOIN gpu_latest l ON l.accelerator_id = c.accelerator_id
@@ -95,28 +102,13 @@ def used_hours_of_models(
     """Count the GPUs of each model that were free and that were taken, by the hour; of an hour of
     which nothing is known there is no row.
     """
-    return select_as(
-        connection,
-        UsedModelHour,
-        f"""
-        WITH placed AS (
-            SELECT c.accelerator_id, {_MODEL} COLLATE "C" AS model, c.in_ms, coalesce(c.out_ms, %(end)s) AS out_ms
-            {_THERE}
-            WHERE c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s) AND {_WHOLE}
-        ), used AS (
-            SELECT accelerator_id, hour_ms / %(hour)s * %(hour)s AS hour_ms,
-                coalesce(sum(held_ms) FILTER (WHERE state = 'unallocated'), 0) AS free_ms,
-                coalesce(sum(held_ms) FILTER (WHERE state <> 'unallocated'), 0) AS taken_ms
-            FROM usage_hour WHERE hour_ms >= %(start)s AND hour_ms < %(end)s GROUP BY 1, 2
-        )
-        SELECT p.model, u.hour_ms, count(*) FILTER (WHERE u.free_ms >= %(free)s) AS free,
-            count(*) FILTER (WHERE u.taken_ms > %(hour)s - %(free)s) AS taken
-        FROM used u JOIN placed p ON p.accelerator_id = u.accelerator_id
-            AND u.hour_ms >= p.in_ms / %(hour)s * %(hour)s AND u.hour_ms + %(hour)s <= p.out_ms
-        GROUP BY 1, 2
-        """,
-        _values(pools, start=period.start_ms, end=period.end_ms, hour=HOUR_MS, free=FREE_MS),
-    )
+    counts: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
+    for hour in pool_hours.read(connection, period):
+        if pools.admits(hour.pool):
+            count = counts[hour.model, hour.hour_ms]
+            count[0] += hour.free
+            count[1] += hour.taken
+    return [UsedModelHour(*key, *count) for key, count in counts.items()]
 
 
 def present_models(connection: Connection, pools: PoolChoice, period: Period) -> list[PresentModel]:
@@ -125,7 +117,7 @@ def present_models(connection: Connection, pools: PoolChoice, period: Period) ->
         connection,
         PresentModel,
         f"""
-        SELECT {_MODEL} AS model, greatest(c.in_ms, %(start)s) / %(hour)s * %(hour)s AS first_ms,
+        SELECT {MODEL} AS model, greatest(c.in_ms, %(start)s) / %(hour)s * %(hour)s AS first_ms,
             least(coalesce(c.out_ms, %(end)s), %(end)s) / %(hour)s * %(hour)s AS end_ms,
             count(*) AS gpus
         {_THERE}

@@ -24,16 +24,17 @@ SUMMED_DAYS = 60
 """How far back missing sums are computed: no frequent query reads further back."""
 
 
-def summed_by(name: str) -> str:
+def summed_by(name: str, of_pool: bool = False) -> str:
     """SQL for `names`, what a reading's items have under this name, and `micro`, the GPUs of each
-    in millionths.
+    in millionths; of the items of all pools, or of that of the parameter `pool`.
     """
+    items = "WHERE coalesce(item->>'pool', '') = %(pool)s" if of_pool else ""
     return f"""SELECT coalesce(array_agg(name ORDER BY name), '{{}}') AS names,
             coalesce(array_agg(micro ORDER BY name), '{{}}') AS micro
         FROM (SELECT coalesce(item->>'{name}', '') AS name,
                 coalesce(sum((item->>'gpu_micro')::bigint), 0)::bigint AS micro
             FROM jsonb_array_elements(CASE jsonb_typeof(waiting) WHEN 'array' THEN waiting ELSE '[]' END) AS item
-            GROUP BY 1) AS items"""
+            {items} GROUP BY 1) AS items"""
 
 
 _ADD = f"""INSERT INTO queue_reading AS old

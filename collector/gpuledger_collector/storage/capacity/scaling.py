@@ -172,22 +172,28 @@ def past(connection: Connection, pool: str, now_ms: int) -> list[PastTarget]:
 
 _PLACES = """SELECT a.model, coalesce(n.name, '') AS node, sum(a.gpu_micro) AS gpu_micro
     FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
-    WHERE c.pool = %(pool)s AND c.in_ms <= %(at_ms)s AND (c.out_ms IS NULL OR c.out_ms > %(at_ms)s) GROUP BY 1, 2"""
+    WHERE c.pool = %(pool)s AND c.in_ms <= %(at_ms)s AND (c.out_ms IS NULL OR c.out_ms > %(at_ms)s)
+        AND (%(model)s::text IS NULL OR a.model = %(model)s) GROUP BY 1, 2"""
 _COUNTED = """SELECT gpu_model AS model, node, sum(gpu_micro) AS gpu_micro FROM imported_usage
-    WHERE pool = %(pool)s AND start_ms <= %(at_ms)s AND (end_ms IS NULL OR end_ms > %(since)s) GROUP BY 1, 2"""
+    WHERE pool = %(pool)s AND start_ms <= %(at_ms)s AND (end_ms IS NULL OR end_ms > %(since)s)
+        AND (%(model)s::text IS NULL OR gpu_model = %(model)s) GROUP BY 1, 2"""
 
 
 def rate(
-    connection: Connection, pool: str, at_ms: int, purchase: str | None = None
+    connection: Connection,
+    pool: str,
+    at_ms: int,
+    purchase: str | None = None,
+    model: str | None = None,
 ) -> GpuHourRate | None:
-    """The mean rate of a pool at an instant; None when a part has none, or when there are two
-    currencies.
+    """The mean rate of a pool, or of a model in it, at an instant; None when a part has none, or
+    when there are two currencies.
 
     `purchase` is a way of buying; None: as the price book decides. A pool that is known from
     imported usage alone is priced by what it held in the last 28 days.
     """
     since_ms = at_ms - 28 * DAY_MS
-    values = {"pool": pool, "at_ms": at_ms, "since": since_ms}
+    values = {"pool": pool, "at_ms": at_ms, "since": since_ms, "model": model}
     places = select(connection, _PLACES, values) or select(connection, _COUNTED, values)
     book = prices.price_book(connection, Period(since_ms, at_ms + 1))
     weighted = [

@@ -8,6 +8,8 @@ from gpuledger_collector.accounting.ledger_rows import EvidenceSum, RecomputeReq
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.rating import ImportedUsage
 from gpuledger_collector.accounting.usage import HourlyUsage, UsageInterval
+from gpuledger_collector.storage.ledger import pool_hours
+from gpuledger_collector.storage.ledger.workloads import first_report
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import (
     iterate_as,
@@ -20,8 +22,7 @@ from gpuledger_collector.storage.telemetry import usage_evidence
 
 _LONGEST_USAGE_INTERVAL_MS = DAY_MS
 """Agents cut at the hour; a day is allowed, so that only two partitions are looked at for one."""
-_ATTRIBUTES = """coalesce(s.workload_attributes_id,
-    (SELECT min(t.id) FROM workload_attributes t WHERE t.workload_id = s.workload_id))"""
+_ATTRIBUTES = f"coalesce(s.workload_attributes_id, {first_report('s')})"
 _USAGE_INTERVAL = f"""accelerator_id, workload_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms,
     unknown_ms, energy_mj,
     node_id, epoch::text, seq, record, coalesce(n.name, '') AS node,
@@ -165,8 +166,7 @@ def imported_usage(connection: Connection, day: Period) -> list[ImportedUsage]:
         connection,
         ImportedUsage,
         "SELECT u.workload_id, u.start_ms, u.end_ms, u.gpu_micro, u.gpu_model, u.pool, u.node, "
-        "coalesce(u.workload_attributes_id, (SELECT min(t.id) FROM workload_attributes t "
-        "WHERE t.workload_id = u.workload_id)) AS attributes_id, w.key "
+        f"coalesce(u.workload_attributes_id, {first_report('u')}) AS attributes_id, w.key "
         "FROM imported_usage u "
         # OFFSET 0: looked up one by one, for a day's workloads are few of all that there ever were.
         "CROSS JOIN LATERAL (SELECT key FROM workload WHERE id = u.workload_id OFFSET 0) w "
@@ -194,6 +194,7 @@ def replace_hourly_usage(
             " u.hour_ms %% %s = h.hour_ms AND u.hour_ms >= %s AND u.hour_ms < %s",
             ([pair[0] for pair in hours], [pair[1] for pair in hours], HOUR_MS, *bounds),
         )
+        pool_hours.delete(connection, {hour_ms for _, hour_ms in hours})
     with connection.cursor().copy(
         "COPY usage_hour (accelerator_id, hour_ms, state, workload_id, held_ms, busy_ms, idle_ms,"
         " unknown_ms, energy_mj, workload_attributes_id) FROM STDIN"
@@ -225,8 +226,7 @@ def hourly_usage(connection: Connection, day: Period) -> list[HourlyUsage]:
         HourlyUsage,
         "SELECT accelerator_id, hour_ms AS start_ms, hour_ms - hour_ms %% %s + %s AS end_ms, state,"
         " workload_id, held_ms, busy_ms, idle_ms, unknown_ms, energy_mj,"
-        " coalesce(u.workload_attributes_id, (SELECT"
-        " min(t.id) FROM workload_attributes t WHERE t.workload_id = u.workload_id)) AS"
+        f" coalesce(u.workload_attributes_id, {first_report('u')}) AS"
         " attributes_id FROM usage_hour u WHERE hour_ms >= %s AND hour_ms < %s ORDER BY"
         " accelerator_id, hour_ms,"
         " state, workload_id NULLS FIRST",

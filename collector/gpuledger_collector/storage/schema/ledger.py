@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql as pg
 
 from gpuledger_collector.accounting.personal_data import Person
 from gpuledger_collector.storage.schema.columns import (
@@ -309,6 +310,19 @@ table(
         unique=True,
         postgresql_nulls_not_distinct=True,
     ),
+)
+
+table(
+    "pool_hour",
+    "Hours of pools, added up from usage_hour; deleted where that changes, until a job adds them up"
+    " again.",
+    *keys(BIG, "hour_ms"),
+    column("pools", pg.ARRAY(TEXT), "by pool and model: the pool; empty: no usage"),
+    *required_columns(pg.ARRAY(TEXT), "models"),
+    column("held_ns", pg.ARRAY(BIG), "GPU-time that was held"),
+    column("seen_ns", pg.ARRAY(BIG), "GPU-time in any state"),
+    column("free", pg.ARRAY(sa.Integer), "whole GPUs that nobody held all hour"),
+    column("taken", pg.ARRAY(sa.Integer), "whole GPUs that were not free all hour"),
 )
 
 table(

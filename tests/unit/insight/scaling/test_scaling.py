@@ -197,9 +197,10 @@ def test_a_guarded_policy_never_waits_more_than_its_reference(seed, delay, node,
     """
     rng = np.random.default_rng(seed)
     demand = np.repeat(rng.integers(0, 60, 30), rng.integers(1, 9, 30)).astype(float)
+    demand[2] += 1  # the first that is judged: any cap binds before there is demand
     reference = demand * rng.uniform(1, 1.5) + rng.integers(0, 9)
     own = demand * rng.choice([0.0, 1.0, 2.0], len(demand)) + rng.integers(0, 20, len(demand))
-    ours, theirs = guarded(demand, own, reference, delay, node, lent=lent)
+    ours, theirs = guarded(demand, own, reference, delay, node, lent=lent, cap=1e6)
     waited, allowed = (np.cumsum(np.maximum(demand - each, 0))[1:] for each in (ours, theirs))
     assert (waited <= allowed + 1e-6).all()
 
