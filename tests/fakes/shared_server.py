@@ -104,10 +104,11 @@ def count(fleet, prompt, generated, part="engine=0,model_name=Qwen3-32B", worklo
         )
 
 
-def compute(fleet, seconds, tokens, workload=1, other=0, day=0):
+def compute(fleet, seconds, tokens, workload=1, other=0, day=0, last=()):
     """SGLang's GPU seconds of prompts and of answers, and how many tokens these were, as `count`
-    has them.
+    has them; `last`: the minute after which some counters are not read any more.
     """
+    last = dict(last)
     workload = fleet.workload(workload)
     totals = {
         "prefill_gpu_ms": 1000 * seconds[0],
@@ -132,7 +133,7 @@ def compute(fleet, seconds, tokens, workload=1, other=0, day=0):
                     CounterReading(OCTOBER + day * DAY + minute * MINUTE, total * minute // 600),
                 )
                 for counter, total in totals.items()
-                for minute in range(0, 601, 5)
+                for minute in range(0, last.get(counter, 600) + 1, 5)
             ],
         )
 

@@ -414,7 +414,8 @@ def counted_by(
     """Input and output that the counters of workloads counted on a day, and whether they cover it:
     all but ten minutes of the time that was held. None: they say nothing.
 
-    Choice: of accelerators that a workload held in one hour, the longest.
+    Choice: of accelerators that a workload held in one hour, the longest. GPU time and its tokens
+    count in hours of which they cover the same.
     """
     counted, is_known, missing = [0] * 7, False, 0
     for key in sorted(jobs):
@@ -422,6 +423,7 @@ def counted_by(
             (one for one in facts.readings if one.job.key(one.node) == key), key=lambda one: one.at
         )
         covered: dict[tuple[int, int], int] = defaultdict(int)
+        units: dict[int, list[int]] = defaultdict(lambda: [0] * 7)
         for before, after in pairwise(readings):
             if after.at - before.at > GAP:
                 continue
@@ -435,8 +437,12 @@ def counted_by(
                 for hour, part in spread(before.at, after.at, increase).items():
                     if start <= hour < end:
                         is_known = is_known or at < 2
-                        counted[at] += part
+                        units[hour][at] += part
                         covered[hour, at] += min(after.at, hour + HOUR) - max(before.at, hour)
+        for hour, parts in units.items():
+            is_measured = len({covered[hour, at] for at in (2, 3, 5, 6)}) == 1
+            for at, part in enumerate(parts):
+                counted[at] += part if at < 2 or is_measured else 0
         hours = {
             hour: max(of_cards.values())
             for (job, hour), of_cards in rating.held.items()

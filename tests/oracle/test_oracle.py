@@ -10,14 +10,18 @@ import io
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fakes.fleet import HOUR
 from fakes.postgres import dsn, fresh_database, postgres
 from gpuledger_collector.services import rating
+from gpuledger_collector.storage.capacity.demand import demand, models_of_pool
+from gpuledger_collector.storage.database import Database
 from oracle.charged import bill_of
 from oracle.driver import BY, cells_of, differences, opened
 from oracle.model import FOREVER, midnight
@@ -38,10 +42,28 @@ def check(world, dsn: str, folder: Path) -> None:
     """Play a world and hold the ledger against the oracle."""
     with opened(dsn, folder) as ledger:
         ledger.play(world)
-        found = differences(world, ledger)
+        found = [*differences(world, ledger), *unlike_models(world, dsn)]
     assert not found, f"world {world.seed} ({world.zone}): {len(found)} differences\n" + "\n".join(
         found[:20]
     )
+
+
+def unlike_models(world, dsn: str) -> Iterator[str]:
+    """Pools whose demand is not that of their models, in hours in which each of these is known."""
+    days = (midnight(day, world.zone) // HOUR * HOUR for day in (world.first, world.last))
+    hours = range(*days, HOUR)
+    period = hours[0], hours[-1] + HOUR
+    with Database(dsn).connect() as connection:
+        for pool in demand(connection, *period, "pool"):
+            total = np.zeros(len(hours))
+            for model in models_of_pool(connection, *period, pool.name):
+                first = (model.start_ms - period[0]) // HOUR
+                total[first : first + len(model.values)] += model.values
+            first = (pool.start_ms - period[0]) // HOUR
+            total = total[first : first + len(pool.values)]
+            known = np.isfinite(total)
+            if not np.allclose(total[known], pool.values[known]):
+                yield f"pool {pool.name}: its models demand {total}, it demands {pool.values}"
 
 
 FIRST_WORLD = int(os.environ.get("GPULEDGER_TEST_FIRST_WORLD") or 0)

@@ -12,6 +12,7 @@ are shown and never charged.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass, replace
 
 from gpuledger_collector.accounting.period import HOUR_MS, Period
@@ -74,6 +75,17 @@ class Tokens:
 
     def __bool__(self) -> bool:
         return bool(self.input or self.cached or self.output or self.requests)
+
+
+def add_tokens(parts: Iterable[Tokens]) -> Tokens:
+    """All of these together; a month of a server has tens of thousands."""
+    given = cached = output = requests = 0
+    for part in parts:
+        given += part.input
+        cached += part.cached
+        output += part.output
+        requests += part.requests
+    return Tokens(given, cached, output, requests)
 
 
 COUNTERS = ("input", "cached", "output", "requests")

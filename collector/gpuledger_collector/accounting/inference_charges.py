@@ -82,13 +82,15 @@ class PlaceCost:
 @dataclass(frozen=True, slots=True)
 class WorkloadCount:
     """What the counters of a workload counted on a day; None: they say nothing. `uncovered_ms`: how
-    much of the time that it held they miss.
+    much of the time that it held they miss. The others are those of `ServerCount`.
     """
 
     input: int | None
     output: int | None
     uncovered_ms: int
     gpu: GpuTime = NO_GPU_TIME
+    held_ms: int = 0
+    unmeasured_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,8 @@ def sum_counts(counts: Iterable[WorkloadCount]) -> ServerCount | None:
         sum(count.output or 0 for count in known),
         sum(count.uncovered_ms for count in counts) <= UNCOVERED_MS,
         sum((count.gpu for count in counts), NO_GPU_TIME),
+        sum(count.held_ms for count in counts),
+        sum(count.unmeasured_ms for count in counts),
     )
 
 

@@ -14,7 +14,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
-from gpuledger_collector.accounting.inference import Tokens
+from gpuledger_collector.accounting.inference import Tokens, add_tokens
 from gpuledger_collector.accounting.inference_split import IDLE, Claimant
 from gpuledger_collector.accounting.money import Money, round_amounts
 from gpuledger_collector.accounting.period import Calendar, format_instant
@@ -72,6 +72,8 @@ class ServerLine:
     counted_output: int | None
     is_scaled: bool
     weights: str
+    measured_share: Fraction | None = field(default=None, compare=False)
+    """The part of the held time that measured weights rest on; None: declared ones, or not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,16 +199,16 @@ def group_lines(
                 continue
             used, idle, cost, borrowed, lent, charged = (column[at] for column in amounts)
             trusts = {line.claimant.trust for line in rows[at] if line.claimant.is_tenant}
-            owners = [line.owner for line in rows[at]]
+            owner = rows[at][0].owner
             grouped.append(
                 (
                     -(cost.micro if cost is not None else 0),
                     (*keys, currency),
                     GroupedLine(
                         dict(zip(names, keys, strict=True)),
-                        owners[0] if all(owner == owners[0] for owner in owners) else {},
+                        owner if all(line.owner == owner for line in rows[at]) else {},
                         trusts.pop() if len(trusts) == 1 else "",
-                        sum((line.tokens for line in rows[at]), Tokens()),
+                        add_tokens(line.tokens for line in rows[at]),
                         used,
                         idle,
                         cost,
@@ -281,7 +283,7 @@ def _summarize(
         Money(used, currency) if currency else None,
         Money(left, currency) if currency else None,
         len(_tenants_who_asked(own)),
-        sum(asked.values(), Tokens()),
+        add_tokens(asked.values()),
         counted_input,
         counted_output,
         _coverage(known, asked),

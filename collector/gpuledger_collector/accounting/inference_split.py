@@ -36,10 +36,12 @@ from typing import NamedTuple
 from gpuledger_collector.accounting.attribution import Rule
 from gpuledger_collector.accounting.inference import (
     AUTHENTICATED,
+    GPU_COUNTERS,
     SPLIT_COUNTERS,
     TOKEN_COUNTERS,
     Asker,
     Tokens,
+    add_tokens,
 )
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import DatedDays
@@ -126,16 +128,20 @@ class SharedServer(DatedDays):
 
     def weights_of(self, counted: ServerCount | None) -> str:
         """What tokens weigh on a day on which it counted this."""
+        return self.measured_weights(counted) or self.weights
+
+    def measured_weights(self, counted: ServerCount | None) -> str:
+        """What tokens weigh by what it counted on a day; empty where that does not tell."""
         if self.weights_from != GPU_SECONDS or counted is None:
-            return self.weights
+            return ""
         ratio = counted.gpu.output_ratio
         if ratio is None:
-            return self.weights
+            return ""
         declared = parse_weights(self.weights)
         output = round_half_even_div(declared.input * ratio[0], MEASURED_STEP * ratio[1])
         measured = replace(declared, output=output * MEASURED_STEP)
         # A weight of nothing, or beyond what can be declared, is none.
-        return measured.text if 0 < measured.output <= MICRO * MICRO else self.weights
+        return measured.text if 0 < measured.output <= MICRO * MICRO else ""
 
     @property
     def reservations(self) -> dict[str, int]:
@@ -275,16 +281,38 @@ class GpuTime:
 
 
 NO_GPU_TIME = GpuTime()
+_COMPARED = ("prefill_gpu_ms", "decode_gpu_ms", "computed_tokens", "decoded_tokens")
+"""Counters that a ratio compares."""
+
+
+def gpu_time_of_hour(counted: Mapping[str, tuple[int, int]]) -> tuple[GpuTime, int]:
+    """What the counters of a server's GPUs say of an hour, and for how many milliseconds of it;
+    `counted`: units and covered milliseconds by counter.
+
+    Nothing, where those of time and of tokens do not cover the same of the hour: time over fewer
+    tokens than were computed in it would weigh too much. A server that mixes nothing never counts
+    other time.
+    """
+    covered = {counted.get(counter, (0, 0))[1] for counter in _COMPARED}
+    if len(covered) > 1:
+        return NO_GPU_TIME, 0
+    return GpuTime(*(counted.get(counter, (0, 0))[0] for counter in GPU_COUNTERS)), covered.pop()
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCount:
-    """What a server counted on a day; `is_whole`: its counters cover the day."""
+    """What a server counted on a day; `is_whole`: its counters cover the day.
+
+    `gpu`: in hours in which its counters of time and of tokens cover the same; `held_ms`,
+    `unmeasured_ms`: how long its workloads held accelerators, and how much of it is not in `gpu`.
+    """
 
     input: int
     output: int
     is_whole: bool = True
     gpu: GpuTime = NO_GPU_TIME
+    held_ms: int = 0
+    unmeasured_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +375,7 @@ def compare_tokens(asked: Mapping[Claimant, Tokens], counted: ServerCount | None
     asked = {claimant: tokens for claimant, tokens in bounded.items() if tokens}
     if counted is None:
         return DayTokens(asked, asked)
-    total = sum(asked.values(), Tokens())
+    total = add_tokens(asked.values())
     # Counters that miss a part of the day say too little: they prove more tokens, never fewer.
     too_much_input = counted.is_whole and total.input > counted.input
     too_much_output = counted.is_whole and total.output > counted.output

@@ -12,6 +12,7 @@ import datetime as dt
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from gpuledger_collector.accounting.inference import Tokens
 from gpuledger_collector.accounting.inference_charges import (
@@ -31,6 +32,7 @@ from gpuledger_collector.accounting.inference_lines import (
 )
 from gpuledger_collector.accounting.inference_split import (
     EVEN,
+    UNCOVERED_MS,
     Claimant,
     Part,
     ServerCost,
@@ -287,6 +289,7 @@ def _split_server(
                 counted.output if first and counted is not None else None,
                 first and tokens.is_scaled,
                 of_day,
+                _measured_share(server, counted),
             )
         )
         for part in split_server(server, cost, tokens, of_day):
@@ -311,6 +314,17 @@ def _split_server(
         first = False
 
 
+def _measured_share(server: SharedServer, counted: ServerCount | None) -> Fraction | None:
+    """The part of the held time of a day that its measured weights rest on; None: declared ones, or
+    not known.
+    """
+    if counted is None or not counted.held_ms or not server.measured_weights(counted):
+        return None
+    # As of tokens: a restart loses a minute.
+    missing_ms = counted.unmeasured_ms if counted.unmeasured_ms > UNCOVERED_MS else 0
+    return 1 - Fraction(missing_ms, counted.held_ms)
+
+
 def _server_notes(servers: Sequence[ServerLine]) -> list[str]:
     unknown = sorted(
         {day.server for day in servers}
@@ -329,6 +343,16 @@ def _server_notes(servers: Sequence[ServerLine]) -> list[str]:
         f"{name}: on {plural(count, 'day')} gateways counted more tokens than the server; they are"
         " scaled down to it"
         for name, count in sorted(scaled.items())
+    ]
+    measured: dict[str, dict[int, Fraction]] = defaultdict(dict)
+    for day in servers:
+        if day.measured_share is not None and day.measured_share < 1:
+            measured[day.server][day.day_ms] = day.measured_share
+    notes += [
+        f"{name}: on {plural(len(shares), 'day')} output is weighed by GPU seconds of a part of the"
+        f" held time, {int(100 * min(shares.values()))} % at the least: counters of time and of"
+        " tokens miss the rest, or cover it differently"
+        for name, shares in sorted(measured.items())
     ]
     unpriced = sorted({day.server for day in servers if not day.currency})
     if unpriced:

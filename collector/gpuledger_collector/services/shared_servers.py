@@ -15,7 +15,6 @@ from dataclasses import replace
 from gpuledger_collector.accounting.attribution import FACTS, Attribution, WorkloadFacts
 from gpuledger_collector.accounting.inference import (
     GPU_COUNTERS,
-    SPLIT_COUNTERS,
     TOKEN_COUNTERS,
     Asker,
     TokenDay,
@@ -29,13 +28,19 @@ from gpuledger_collector.accounting.inference_charges import (
     WorkloadDay,
     move_costs,
 )
-from gpuledger_collector.accounting.inference_split import Claimant, GpuTime, SharedServer
+from gpuledger_collector.accounting.inference_split import (
+    NO_GPU_TIME,
+    Claimant,
+    GpuTime,
+    SharedServer,
+    gpu_time_of_hour,
+)
 from gpuledger_collector.accounting.inference_tenants import TenantOwners
 from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.reserved_names import escape_name
-from gpuledger_collector.accounting.unit_cost import count_by_hour
+from gpuledger_collector.accounting.unit_cost import CountedHour, count_by_hour
 from gpuledger_collector.storage.billing import inference
 from gpuledger_collector.storage.billing.inference import WorkloadHour
 from gpuledger_collector.storage.ledger import token_usage, workloads, zones
@@ -321,6 +326,21 @@ def with_job(workload: WorkloadFacts) -> WorkloadFacts:
     return replace(workload, tags={**workload.tags, "job": number})
 
 
+def _list_candidates(
+    connection: Connection, servers: Sequence[SharedServer], ids: Sequence[int]
+) -> Sequence[int]:
+    """Those of the workloads that have a tag which a server asks for: of a month's tens of thousands
+    a few.
+    """
+    names: set[str] = set()
+    for server in servers:
+        own = server.served_by.keys() - FACTS
+        if not own:
+            return ids
+        names.add(min(own))
+    return workloads.list_tagged(connection, ids, sorted(names))
+
+
 class WorkloadsByDay:
     """The workloads of servers on the days of a period, by what was reported for each day."""
 
@@ -333,7 +353,7 @@ class WorkloadsByDay:
         corrected: bool = False,
     ) -> None:
         self._charged = inference.list_charged_workloads(connection, days, corrected=corrected)
-        ids = sorted(set().union(*self._charged.values()))
+        ids = _list_candidates(connection, servers, sorted(set().union(*self._charged.values())))
         self._reports = workloads.reports(connection, ids)
         for workload in workloads.facts(
             connection, [each for each in ids if each not in self._reports]
@@ -370,6 +390,25 @@ class WorkloadsByDay:
             self._rules[number].matches(reports[report])
             for report in self._on_day.get((workload_id, day_ms), ())
         )
+
+
+def _sum_gpu_time(
+    counted: Mapping[str, Mapping[int, tuple[int, int]]],
+) -> tuple[GpuTime, dict[int, int]]:
+    """What the counters of a workload's GPUs say of a day, by counter and hour, and the milliseconds
+    of each hour that they say it of.
+    """
+    gpu, measured_ms = NO_GPU_TIME, {}
+    for hour_ms in sorted(set().union(*(counted.get(counter, {}) for counter in GPU_COUNTERS))):
+        of_hour, measured_ms[hour_ms] = gpu_time_of_hour(
+            {
+                counter: counted[counter][hour_ms]
+                for counter in GPU_COUNTERS
+                if hour_ms in counted.get(counter, {})
+            }
+        )
+        gpu += of_hour
+    return gpu, measured_ms
 
 
 class WorkloadCounts:
@@ -415,29 +454,34 @@ class WorkloadCounts:
             for counter in TOKEN_COUNTERS
         )
         held = self.held(workload_id, day.start_ms)
+        gpu, measured_ms = _sum_gpu_time(counted)
         uncovered_ms = 0 if held else day.ms
+        unmeasured_ms = 0
         for hour in held:
             covered_ms = min(
                 counted.get(counter, {}).get(hour.hour_ms, (0, 0))[1] for counter in TOKEN_COUNTERS
             )
             uncovered_ms += max(hour.longest_ms - covered_ms, 0)
-        if counted.keys().isdisjoint(TOKEN_COUNTERS):
-            return WorkloadCount(None, None, uncovered_ms)
-        gpu = {
-            counter: sum(units for units, _ in counted[counter].values())
-            for counter in GPU_COUNTERS
-            if counter in counted
-        }
-        return WorkloadCount(prompt, generated, uncovered_ms, GpuTime(**gpu))
+            unmeasured_ms += max(hour.longest_ms - measured_ms.get(hour.hour_ms, 0), 0)
+        is_known = not counted.keys().isdisjoint(TOKEN_COUNTERS)
+        return WorkloadCount(
+            prompt if is_known else None,
+            generated if is_known else None,
+            uncovered_ms,
+            gpu if is_known else NO_GPU_TIME,
+            sum(hour.longest_ms for hour in held),
+            unmeasured_ms,
+        )
 
     def _counts_of(self, number: int, workload_id: int) -> _CountsByDay:
         key = number, workload_id
         if key not in self._by_day:
             by_day: _CountsByDay = defaultdict(lambda: defaultdict(dict))
-            counts = self._counts[number].get(workload_id, [])
-            for counter in SPLIT_COUNTERS:
-                hours = count_by_hour([count for count in counts if count.counter == counter])
-                for hour_ms, counted in hours.items():
+            of_counter: dict[str, list[CountedHour]] = defaultdict(list)
+            for count in self._counts[number].get(workload_id, []):
+                of_counter[count.counter].append(count)
+            for counter, counts in of_counter.items():
+                for hour_ms, counted in count_by_hour(counts).items():
                     by_day[self._day_of[hour_ms]][counter][hour_ms] = counted
             self._by_day[key] = by_day
         return self._by_day[key]

@@ -10,8 +10,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuledger_collector.accounting.inference import GPU_COUNTERS, SPLIT_COUNTERS, TOKEN_COUNTERS
-from gpuledger_collector.accounting.inference_split import GpuTime, SharedServer, parse_weights
+from gpuledger_collector.accounting.inference import SPLIT_COUNTERS, TOKEN_COUNTERS
+from gpuledger_collector.accounting.inference_split import (
+    NO_GPU_TIME,
+    SharedServer,
+    gpu_time_of_hour,
+    parse_weights,
+)
 from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period
 from gpuledger_collector.accounting.unit_cost import CountedHour, count_by_hour
 from gpuledger_collector.insight.token_weights import ServerHour, ServerWeights, estimate_weights
@@ -133,7 +138,7 @@ def _sum_hour(
 ) -> ServerHour:
     """An hour of the workloads of a server; a workload without counters is not covered."""
     tokens: Counter[str] = Counter()
-    covered = 1.0
+    covered, gpu = 1.0, NO_GPU_TIME
     for row in rows:
         for counter in TOKEN_COUNTERS:
             units, covered_ms = (
@@ -141,9 +146,13 @@ def _sum_hour(
             )
             tokens[counter] += units
             covered = min(covered, covered_ms / max(min(row.longest_ms, HOUR_MS), 1))
-        for counter in (*GPU_COUNTERS, CACHED):
-            if (own := counted.get(row.workload_id, {}).get(counter, {}).get(hour_ms)) is not None:
-                tokens[counter] += own[0]
+        own = {
+            counter: hours[hour_ms]
+            for counter, hours in counted.get(row.workload_id, {}).items()
+            if hour_ms in hours
+        }
+        tokens[CACHED] += own.get(CACHED, (0, 0))[0]
+        gpu += gpu_time_of_hour(own)[0]
     return ServerHour(
         hour_ms,
         sum(row.held_ms for row in rows),
@@ -154,7 +163,7 @@ def _sum_hour(
         tokens["generated_tokens"],
         covered,
         any(row.is_shared for row in rows),
-        GpuTime(*(tokens[counter] for counter in GPU_COUNTERS)),
+        gpu,
     )
 
 

@@ -16,8 +16,10 @@ from fakes.shared_server import (
     compute,
     costs,
     count,
+    notes,
     rows,
 )
+from gpuledger_collector.accounting.inference import GPU_COUNTERS
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.export.model_servers import price_rows
 from gpuledger_collector.export.statement import as_html
@@ -114,6 +116,53 @@ def test_time_that_mixes_both_keeps_the_declared_weights(served, run, apply):
     compute(served, (100, 200), (4_000, 1_000), other=30)
     assert apply(BY_SECONDS)[0] == 0
     assert costs(run) == {"t-vision": "36.00", "t-nlp": "36.00"}
+
+
+@pytest.mark.parametrize(
+    "last",
+    [{"decoded_tokens": 300}, {"prefill_gpu_ms": 300}, {"decode_gpu_ms": 300, "other_gpu_ms": 0}],
+    ids=lambda last: " ".join(last),
+)
+def test_hours_that_only_some_counters_cover_weigh_nothing(served, run, apply, last):
+    """A counter that is not read for the second half of the day would make an answer token take 16
+    or 4 times a prompt token; the first half says 8, and the list says that it rests on that.
+    """
+    ask(served, *ASKED)
+    count(served, 4_000, 1_000)
+    compute(served, (200, 400), (4_000, 1_000), last=last)
+    assert apply(CHARGED)[0] == 0
+    code, out, err = run("chargeback", *PERIOD, "--by", "team", "--format", "json")
+    assert code == 0, err
+    assert set(shares(served).values()) == {"1 : 0.1 : 8"}
+    assert costs(run) == {"t-nlp": "48.00", "t-vision": "24.00"}
+    assert (
+        "qwen: on 1 day output is weighed by GPU seconds of a part of the held time, 50 %"
+        in notes(run)
+    )
+    code, out, err = run("inference", "weights", *PERIOD, "--format", "json")
+    assert code == 0, err
+    (row,) = json.loads(out)
+    assert (row["measured"], row["hours"], row["left_out"]) == ("1 : 0.1 : 8", "5", "5")
+
+
+def test_an_hour_that_counters_cover_differently_is_left_out(served, run, apply):
+    """Of three hours the third has tokens of twenty minutes for the GPU seconds of an hour."""
+    ask(served, *ASKED)
+    count(served, 4_000, 1_000)
+    compute(served, (900, 1_800), (4_000, 1_000), last={"decoded_tokens": 140})
+    assert apply(BY_SECONDS)[0] == 0
+    assert costs(run) == {"t-nlp": "48.00", "t-vision": "24.00"}
+    assert "20 % at the least" in notes(run)
+
+
+def test_weights_of_a_whole_day_need_no_note(served, run, apply):
+    """Nor do those of a day that misses ten minutes."""
+    ask(served, *ASKED)
+    count(served, 4_000, 1_000)
+    compute(served, (100, 200), (4_000, 1_000), last=dict.fromkeys(GPU_COUNTERS, 590))
+    assert apply(BY_SECONDS)[0] == 0
+    assert costs(run) == {"t-nlp": "48.00", "t-vision": "24.00"}
+    assert "of a part of the held time" not in notes(run)
 
 
 def test_weights_are_measured_by_gpu_seconds_and_can_be_declared(served, run, apply, tmp_path):

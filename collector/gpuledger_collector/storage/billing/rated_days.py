@@ -15,6 +15,7 @@ from gpuledger_collector.accounting.period import DAY_MS, Calendar, Period
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.storage.billing import rating_times
 from gpuledger_collector.storage.billing.reports import CHECK_COLUMNS, OWNER_LEVELS
+from gpuledger_collector.storage.foreign_keys import plan_checks_once
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select, select_value, select_values, to_object
@@ -183,6 +184,7 @@ def replace_day(
     """
     for table in ("charge", "ledger_day", "conservation_check"):
         connection.execute(f"DELETE FROM {table} WHERE day_ms = %s", (day_ms,))
+    plan_checks_once(connection)
     with connection.cursor().copy(f"COPY charge ({_CHARGE_COLUMNS}) FROM STDIN") as copy:
         for charge in rated.charges:
             copy.write_row(_charge_cells(charge, owners, shares))
@@ -209,6 +211,7 @@ def correct_day(
     """Book corrections of a closed day, and store the new check next to the sealed one."""
     day_ms = rated.check.day_ms
     columns = f"booked_day_ms, recorded_ms, {_CHARGE_COLUMNS}"
+    plan_checks_once(connection)
     with connection.cursor().copy(f"COPY correction ({columns}) FROM STDIN") as copy:
         for charge in lines:
             copy.write_row((booked_day_ms, now_ms, *_charge_cells(charge, owners, shares)))
