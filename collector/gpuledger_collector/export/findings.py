@@ -18,6 +18,7 @@ from gpuledger_collector.insight.durations import lasting
 from gpuledger_collector.insight.findings import (
     NO_REMEDY,
     UNALLOCATED,
+    WORKLOADS,
     FindingGroup,
     FreeGroup,
     IdleRemedy,
@@ -311,8 +312,9 @@ def group_facts(group: FindingGroup, by: str, site: Site) -> dict[str, Any]:
 
 
 def _evidence(item: NamedFinding) -> dict[str, Any]:
-    """What it rests on; of time by owner, the sum."""
+    """What it rests on; of time by owner, the sum. Ids of the database mean nothing elsewhere."""
     evidence = dict(item.evidence)
+    evidence.pop(WORKLOADS, None)
     if (wasted := evidence.pop("wasted_gpu_ns", None)) is not None:
         evidence["wasted_gpu_ns"] = sum(wasted.values())
     return evidence

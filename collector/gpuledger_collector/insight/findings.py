@@ -16,6 +16,8 @@ AT_LISTED_RATES = (
     "of GPU-time at the rates of the price book, without node costs, commitments and adjustments"
 )
 """What amounts of unusual spending are: it is found before its hours are rated."""
+WORKLOADS = "workload_ids"
+"""Evidence key of unusual spending: ids of the latest runs that its cause is about."""
 
 
 @dataclass(frozen=True, slots=True)

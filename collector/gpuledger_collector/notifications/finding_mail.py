@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpuledger_collector.accounting.money import Money, round_amounts
+from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.accounting.readable import hours_text
 from gpuledger_collector.insight.durations import lasting
 from gpuledger_collector.insight.findings import AT_LISTED_RATES, Finding
@@ -49,6 +50,8 @@ STATES = {"never_used": "never used since the job got it", "gone_idle": "was use
 GIB = 2**30
 MAX_ACCELERATORS = 8
 MAX_ROWS = 10
+MAX_USERS = 3
+FEW_HOURS = 4
 CAUSES = (
     "If it should be working: the usual causes are code that never moves to the GPU, a session that"
     " was left open, and a job that waits for its input or for one of its workers."
@@ -58,12 +61,37 @@ INTENDED = "This is intended"
 UNATTRIBUTED_NAME = "(unattributed)"
 STORM = "storm"
 """State of a spending episode that was found from its runs (insight.anomalies)."""
-ANOMALY_CAUSES = {
+HEADLINES = {
+    "runaway": "{name} runs far beyond its usual",
+    "retry storm": "{name} is started again and again",
+    "plateau": "{name} holds GPUs and uses none",
+    "leak": "it grows day by day",
+    "new workload": "new: {name}",
     "price": "a rate changed",
-    "usage": "it uses more",
-    "both": "it uses more, and a rate changed",
-    STORM: "one job is started again and again",
+    "scale-up": "more GPUs for {name}",
+    "many small": "many workloads cost more",
 }
+"""What an episode is about, by the cause of its evidence."""
+PARTS = {"price": "Price", "volume": "GPU-hours", "mix": "Models"}
+"""The parts of a change as mails call them: dearer, more of it, or of dearer models."""
+TO_DO = {
+    "runaway": "Ask {whom} whether {name} should still run; if not, end it.",
+    "retry storm": (
+        "Ask {whom} to read the log of the last run of {name}: short runs one after the other"
+        " usually fail. Stop the retries until it is fixed."
+    ),
+    "plateau": "Ask {whom} whether the GPUs of {name} can be given back: nothing runs on them.",
+    "leak": (
+        "No single day stands out. Compare the GPUs of {name} with those of a week ago: replicas or"
+        " sessions that are never ended grow like this."
+    ),
+    "new workload": "If it was planned, say that it is intended. If not, ask {whom} what it is for.",
+    "price": "Nothing has to be stopped. See whether the new rate is meant:",
+    "scale-up": "Ask {whom} whether so many GPUs for {name} are needed, and for how long.",
+    "many small": "No workload alone explains it. Begin with the first ones under What changed.",
+}
+IT_ENDED = "It has ended. Ask {whom} whether it was meant, so that it does not come back."
+SEE_RATES = "gpuledger prices list"
 READINGS = (
     ("utilization_ratio", "utilization {:.0%}"),
     ("sm_active_ratio", "SM activity {:.0%}"),
@@ -285,22 +313,17 @@ def anomaly(
 ) -> Content:
     """The mail about anomalous spending: what it comes to, and which workloads caused it."""
     finding, evidence = notice.finding, notice.finding.evidence
-    cost = finding.cost_micro or 0
-    # A storm of short runs, or a dearer rate in a quiet week, may cost less than the hours before.
-    change = f"{Money(abs(cost), finding.currency or '')} {'more' if cost >= 0 else 'less'}"
     who = safe_name(finding.subject, 80)
     # The cost is that of the one job; the team as a whole may have spent less.
     if finding.state == STORM:
-        who = f"{safe_name(str(evidence['workloads'][0]), 60)} of {who}"
-    since = instant(finding.since_ms)
-    days_before = int(evidence.get("days_before", 7))
-    before = "a week" if days_before == 7 else plural(days_before, "day")
-    reason = ANOMALY_CAUSES.get(finding.state, finding.state)
-    verdict = (
-        f"{who} has spent {change} than in the same hours {before} before since {since}: {reason}."
-    )
-    if evidence.get("cause"):
-        verdict += f" It looks like {_cause_text(evidence)}."
+        who = f"{_first_workload(evidence)} of {who}"
+    change = _change_text(finding)
+    cause = str(evidence.get("cause", ""))
+    names = {
+        "name": _subject_of(evidence),
+        "whom": _users_text(notice.users) or "the team",
+    }
+    headline = HEADLINES.get(cause, "unusual spending").format_map(names)
     why = "You are notified of each such episode once, while it is still cheap."
     link = None
     if links is not None:
@@ -309,17 +332,23 @@ def anomaly(
         why += (
             f" To say that it is intended: `gpuledger notifications ack {notice.notification_id}`."
         )
+    actions = [("See the hours and the workloads", "gpuledger anomalies")]
+    if cause in TO_DO:
+        is_over = finding.resolved_ms is not None and cause != "price"
+        to_do = IT_ENDED if is_over else TO_DO[cause]
+        actions.insert(0, (to_do.format_map(names), SEE_RATES if cause == "price" else ""))
     return MailPage(
-        subject=f"[GPU spending] {who}: {change} than usual since {since}",
-        verdict=verdict,
+        subject=f"[GPU spending] {safe_name(finding.subject, 80)}: {headline}, {change} since"
+        f" {instant(finding.since_ms)}",
+        verdict=_anomaly_verdict(finding, who),
         blocks=[
-            MailBlock(f"Spending of {who}", "", _anomaly_rows(finding), (), link),
+            MailBlock(f"Spending of {who}", "", _anomaly_rows(notice), (), link),
             *_anomaly_blocks(finding),
         ],
         why=why,
-        tone=BAD if cost >= 0 else CALM,
+        tone=BAD if (finding.cost_micro or 0) >= 0 else CALM,
         open=None if pages is None else ("Open the episode", pages.anomalies(finding.subject)),
-        actions=[("See the hours and the workloads", "gpuledger anomalies")],
+        actions=actions,
         notes=[
             f"Amounts are exact, {AT_LISTED_RATES}; that they are unusual is an estimate. "
             "Time without data never counts as a saving."
@@ -327,20 +356,82 @@ def anomaly(
     ).content()
 
 
-def _anomaly_rows(finding: Finding) -> list[tuple[str, str]]:
+def _first_workload(evidence: Mapping[str, Any]) -> str:
+    """The name that the cause is about first; empty where it is about none."""
+    return safe_name(str(next(iter(evidence.get("workloads", ())), "")), 60)
+
+
+def _subject_of(evidence: Mapping[str, Any]) -> str:
+    """The workloads that the cause is about, the first by its name."""
+    others = " and others" if len(evidence.get("workloads", ())) > 1 else ""
+    return f"{_first_workload(evidence) or 'it'}{others}"
+
+
+def _change_text(finding: Finding) -> str:
+    """`USD 412.00 more`, or `less`: a storm of short runs, or a dearer rate in a quiet week, may
+    cost less than the hours before.
+    """
+    cost = finding.cost_micro or 0
+    return f"{Money(abs(cost), finding.currency or '')} {'more' if cost >= 0 else 'less'}"
+
+
+def _spent_text(finding: Finding) -> str:
+    """What the episode cost in all, and the same hours before; empty where that is not known."""
+    before = finding.evidence.get("before_micro")
+    if before is None or finding.cost_micro is None:
+        return ""
+    spent, usual = (
+        Money(micro, finding.currency or "") for micro in (before + finding.cost_micro, before)
+    )
+    percent = f" ({round(100 * finding.cost_micro / before):+} %)" if before else ""
+    return f"{spent} instead of {usual}{percent}"
+
+
+def _users_text(users: Sequence[str]) -> str:
+    """The first users by name, and how many others there are."""
+    names = [safe_name(user, 60) for user in users]
+    if len(names) > MAX_USERS:
+        names[MAX_USERS:] = [plural(len(names) - MAX_USERS, "other")]
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def _anomaly_verdict(finding: Finding, who: str) -> str:
+    """What happened, how much it is, since when, and whether it goes on."""
+    evidence = finding.evidence
+    days_before = int(evidence.get("days_before", 7))
+    before = "a week" if days_before == 7 else plural(days_before, "day")
+    verdict = (
+        f"{who} has spent {_change_text(finding)} than in the same hours {before} before since"
+        f" {instant(finding.since_ms)}."
+    )
+    if sentence := safe_name(str(evidence.get("sentence", "")), 400):
+        verdict += f" Likely cause: {sentence}."
+    if finding.resolved_ms is not None:
+        return f"{verdict} It ended at {instant(finding.until_ms)}."
+    if (finding.cost_micro or 0) > 0 and finding.per_day_micro:
+        day_text = str(Money(finding.per_day_micro, finding.currency or ""))
+        verdict += f" Each further day costs {day_text} more."
+    return verdict
+
+
+def _anomaly_rows(notice: AnomalyNotice) -> list[tuple[str, str]]:
+    finding = notice.finding
     currency = finding.currency or ""
-    rows = [
-        ("Since", instant(finding.since_ms)),
-        ("Seen up to", instant(finding.until_ms)),
-        ("Change", str(Money(finding.cost_micro or 0, currency))),
+    state = "ongoing, seen up to" if finding.resolved_ms is None else "ended"
+    rows = [("When", f"since {instant(finding.since_ms)}, {state} {instant(finding.until_ms)}")]
+    if notice.users:
+        rows.append(("Run by", _users_text(notice.users)))
+    if spent := _spent_text(finding):
+        rows.append(("Cost", spent))
+    rows.append(("Change", str(Money(finding.cost_micro or 0, currency))))
+    amounts = _amounts([int(finding.evidence.get(f"{part}_micro", 0)) for part in PARTS], currency)
+    parts = [
+        (label, amount)
+        for label, amount in zip(PARTS.values(), amounts, strict=True)
+        if amount != str(Money(0, currency))
     ]
-    names = ("Price", "Volume", "Mix")
-    parts = [int(finding.evidence.get(f"{name.lower()}_micro", 0)) for name in names]
-    for name, amount in zip(names, _amounts(parts, currency), strict=True):
-        if amount != str(Money(0, currency)):
-            rows.append((name, amount))
-    if (finding.cost_micro or 0) >= 0:
-        rows.append(("Further day", str(Money(finding.per_day_micro or 0, currency))))
+    # One part alone is the change itself, and a storm is about its runs.
+    rows += parts if len(parts) > 1 and finding.state != STORM else ()
     rows.append(("Confidence", _confidence_text(finding)))
     return rows
 
@@ -348,22 +439,19 @@ def _anomaly_rows(finding: Finding) -> list[tuple[str, str]]:
 def _anomaly_blocks(finding: Finding) -> list[MailBlock]:
     """What moved the cost, and rates that changed; without any of them no block."""
     evidence, blocks = finding.evidence, []
-    drivers = evidence.get("drivers", [])
-    amounts = _amounts([int(driver["change_micro"]) for driver in drivers], finding.currency or "")
-    changes = [
-        (
-            safe_name(str(driver["workload"]), 60)
-            + (f" ({driver['model']})" if driver.get("model") else ""),
-            amount,
-        )
-        for driver, amount in zip(drivers, amounts, strict=True)
-    ]
+    drivers, currency = evidence.get("drivers", []), finding.currency or ""
+    amounts = _amounts([int(driver["change_micro"]) for driver in drivers], currency)
+    models = {driver["model"] for driver in drivers if driver.get("model")}
+    changes = []
+    for driver, amount in zip(drivers, amounts, strict=True):
+        model = driver.get("model") if len(models) > 1 else ""
+        name = safe_name(str(driver["workload"]), 60) + (f" ({model})" if model else "")
+        if amount != str(Money(0, currency)):
+            changes.append((name, amount))
     if changes:
-        blocks.append(
-            MailBlock(
-                "What changed", "The changes in price, volume and mix add up to the total.", changes
-            )
-        )
+        on = f", all on {safe_name(models.pop())}" if len(models) == 1 else ""
+        place = f"against the same hours before{on}; adds up to the change"
+        blocks.append(MailBlock("What changed", place, changes))
     rates = [
         (f"{rate['model']} in {rate['pool']}", f"{rate['before']} before, {rate['now']} now")
         for rate in evidence.get("rates", [])
@@ -378,16 +466,14 @@ def _confidence_text(finding: Finding) -> str:
     percent = f"{round(finding.confidence * 100)} %"
     if finding.state == STORM:
         return f"{percent}, a guess: found from its runs, not from its cost"
+    if finding.state in {"price", "both"}:
+        return f"{percent}: the price book shows the new rate"
     if "highest_score" not in finding.evidence:
         return f"{percent}, a guess: found within minutes, before an hour was complete"
-    return f"{percent} of its hours are unusual"
-
-
-def _cause_text(evidence: Mapping[str, Any]) -> str:
-    """`a runaway: train has run for 44 hours ...`."""
-    article = {"many small": "many small things", "price": "a price", "scale-up": "a scale-up"}
-    kind = str(evidence["cause"])
-    return f"{article.get(kind, 'a ' + kind)}: {safe_name(str(evidence.get('sentence', '')), 400)}"
+    hours = (finding.until_ms - finding.since_ms) // HOUR_MS
+    if hours < FEW_HOURS:
+        return f"{percent} of its {plural(hours, 'hour')} so far: early, it may end by itself"
+    return f"{percent} of its {hours} hours are unusual"
 
 
 def write_reclaim_mail(action: ReclaimAction, workload: IdleWorkload | None) -> Content:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpuledger_collector.accounting.period import DAY_MS
-from gpuledger_collector.insight.findings import Finding
+from gpuledger_collector.insight.findings import WORKLOADS, Finding
 from gpuledger_collector.insight.notifications.finding_rules import (
     ANOMALY,
     IDLE,
@@ -36,6 +36,7 @@ from gpuledger_collector.insight.notifications.messages import Content, Message
 from gpuledger_collector.services.weekly_summaries import list_due_summaries
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings.idle_workloads import idle_workloads
+from gpuledger_collector.storage.ledger import workloads
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.notifications import (
     finding_notifications,
@@ -330,8 +331,15 @@ class _Run:
         )
         if notification_id is not None:
             self.report.anomalies += 1
-            content = self._writers.anomaly(AnomalyNotice(notification_id, finding, self._at_ms))
+            users = self._users_of(finding)
+            notice = AnomalyNotice(notification_id, finding, self._at_ms, users)
+            content = self._writers.anomaly(notice)
             self._put(f"{ANOMALY}/{notification_id}", ANOMALY, recipients, content)
+
+    def _users_of(self, finding: Finding) -> tuple[str, ...]:
+        """The users of what a finding is about, by name."""
+        facts = workloads.facts(self._connection, finding.evidence.get(WORKLOADS, ()))
+        return tuple(sorted({fact.user for fact in facts.values() if fact.user}))
 
     def send_summaries(self) -> None:
         """Send last week's summary to the leads of each team, in the first run of a week."""

@@ -254,7 +254,7 @@ def _episode(
             "mix_micro": 0,
             "drivers": _list_drivers(costs),
             "rates": [],
-            **cause_evidence(cause),
+            **cause_evidence(cause, [run for run in runs if run.end_ms > since_ms]),
         },
     )
 
@@ -312,6 +312,7 @@ def _ongoing_runs(
             idle_ms=0,
             cost_micro=0,
             ongoing=True,
+            workload_id=workload_id,
         )
         for workload_id, held in by_workload.items()
     ]

@@ -85,7 +85,7 @@ def test_a_runaway_is_one_finding_with_its_exact_cost(fleet, findings, ledger):
     assert (evidence["cause"], evidence["workloads"]) == ("new workload", ["2"])
     assert (
         evidence["sentence"]
-        == "2 is new since Sunday 06:00 UTC, 1 run on up to 4 GPUs each: 100 % of the rise"
+        == "2 is new since Sunday 06:00 UTC, 1 run on 4 GPUs: 100 % of the rise"
     )
 
     usage(fleet, range(RUNAWAY[0] + 6, DAYS * 24))

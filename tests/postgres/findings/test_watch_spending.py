@@ -86,7 +86,8 @@ def test_a_runaway_is_told_within_ten_minutes_and_goes_on_under_one_key(team, fi
     """Three more GPUs than ever: told in the eighth minute, with its exact cost; the hourly search
     takes it over.
     """
-    name = str(team.workload(2, team="vision"))
+    number = team.workload(2, team="vision")
+    name = str(number)
     watch = SpendingWatch(findings)
     assert play(team, watch, range(-10, 0)) is None
     minute = play(team, watch, range(12), wild=2)
@@ -101,6 +102,7 @@ def test_a_runaway_is_told_within_ten_minutes_and_goes_on_under_one_key(team, fi
         [name],
         True,
     )
+    assert evidence["workload_ids"] == [number]
     assert sum(driver["change_micro"] for driver in evidence["drivers"]) == cost
 
     for hour in range(10, 14):
@@ -114,6 +116,7 @@ def test_a_runaway_is_told_within_ten_minutes_and_goes_on_under_one_key(team, fi
     assert since == OCTOBER + START // HOUR * HOUR
     assert more > cost
     assert "by_minutes" not in evidence
+    assert evidence["workload_ids"] == [number]
     watch.run(OCTOBER + 16 * DAY + 14 * HOUR + 5 * MINUTE)
     assert found(team)[0][5] == more
 

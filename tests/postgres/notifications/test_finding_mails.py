@@ -309,21 +309,22 @@ def test_a_storm_is_told_of_its_job_also_where_it_costs_less() -> None:
     made = told(state="storm", cost_micro=-4_300_000, per_day_micro=-900_000, evidence=storm)
     assert (
         made.subject
-        == "[GPU spending] asr-eval of vision: USD 4.30 less than usual since 20 Nov, 03:10 UTC"
+        == "[GPU spending] vision: asr-eval is started again and again, USD 4.30 less since 20 Nov,"
+        " 03:10 UTC"
     )
     text = " ".join(made.text.split())
     assert text.startswith(
         "asr-eval of vision has spent USD 4.30 less than in the same hours a week before since"
     )
-    assert "one job is started again and again. It looks like a retry storm: 54 runs." in text
+    assert "Likely cause: 54 runs." in text
     assert "Change USD -4.30" in text
-    assert "Further day" not in text
+    assert "further day" not in text
 
 
 @pytest.mark.parametrize(
     ("state", "score", "said"),
     [
-        ("usage", 9.5, "92 % of its hours are unusual"),
+        ("usage", 9.5, "92 % of its 30 hours are unusual"),
         ("usage", None, "92 %, a guess: found within minutes"),
         ("storm", None, "92 %, a guess: found from its runs"),
     ],
@@ -359,7 +360,7 @@ def test_the_parts_of_an_anomaly_add_up_to_the_cent() -> None:
     }
     assert (
         amounts["Change"]
-        == amounts["Volume"] + amounts["Mix"]
+        == amounts["hours"] + amounts["Models"]
         == amounts["a"] + amounts["b"] + amounts["c"]
     )
     assert "Price" not in amounts

@@ -275,10 +275,12 @@ def test_addresses_of_owners(user, tags, found, idle_day, connect) -> None:
 
 
 def test_an_anomaly_is_told_once_also_when_its_beginning_moves(fleet, apply, write) -> None:
-    """One mail for an episode; a new look that finds it an hour earlier under another key tells
-    nobody again.
+    """One mail for an episode, with the users of its workloads as they are now; a new look that finds
+    it an hour earlier under another key tells nobody again.
     """
     apply(CONTACTS)
+    workload = fleet.workload(77, team="robotics")
+    fleet.connection.execute("UPDATE workload SET user_name = 'grace' WHERE id = %s", (workload,))
 
     def finding(since: int) -> None:
         fleet.connection.execute("DELETE FROM finding")
@@ -302,6 +304,10 @@ def test_an_anomaly_is_told_once_also_when_its_beginning_moves(fleet, apply, wri
                         "drivers": [
                             {"workload": "sweep", "model": "H100", "change_micro": 1234567890}
                         ],
+                        "cause": "runaway",
+                        "sentence": "sweep has run for 44 hours",
+                        "workloads": ["sweep"],
+                        "workload_ids": [workload, workload + 1000],
                     }
                 ),
             ),
@@ -314,7 +320,9 @@ def test_an_anomaly_is_told_once_also_when_its_beginning_moves(fleet, apply, wri
     ((kind, recipient, text),) = outbox(fleet)
     assert (kind, recipient) == ("anomaly", "robots@example.org")
     assert "robotics has spent USD 1,234.57 more" in text
-    assert "sweep (H100)" in text
+    assert "all on H100" in text
+    assert "Run by       grace" in text
+    assert "Ask grace whether sweep should still run" in text
 
 
 def test_an_anomaly_below_its_floor_is_in_no_mail(fleet, apply, run, write) -> None:

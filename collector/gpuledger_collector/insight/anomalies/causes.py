@@ -52,6 +52,10 @@ LEAK_MAX_STEP, LEAK_MAX_FALL = 0.5, 0.1
 """No day of a leak makes more than the first share of its rise, or falls by more than the second.
 """
 SCALED = 1.25
+NEW_MS = DAY_MS
+"""A name is new when its first run began at most so long before its episode: spending stands out
+hours after what makes it.
+"""
 MOST_OF_RISE = 0.5
 """A cause explains an episode when it makes this share of the rise."""
 
@@ -72,6 +76,7 @@ class WorkloadRun:
     idle_ms: int
     cost_micro: int
     ongoing: bool = False
+    workload_id: int = 0
 
     @property
     def length_ms(self) -> int:
@@ -126,12 +131,8 @@ class AnomalyCase:
     @cached_property
     def risen(self) -> Sequence[str]:
         """Names that cost more than before, the largest change first."""
-        return [
-            name
-            for _, name in sorted(
-                ((more, name) for name, more in self.moved.items() if more > 0), reverse=True
-            )
-        ]
+        more = [(-more, name) for name, more in self.moved.items() if more > 0]
+        return [name for _, name in sorted(more)]
 
     @cached_property
     def rise(self) -> int:
@@ -259,6 +260,11 @@ def _runaway(case: AnomalyCase) -> AnomalyCause | None:
     long = longest_run.length_ms > FAR_LONGER * limit and longest_run.gpu_micro > gpus
     if not (long or (comparable.same_name and largest >= FAR_MORE * most)):
         return None
+    if not long:
+        held = "has held" if any(run.ongoing for run in runs) else "held"
+        sentence = f"{longest_run.name} {held} {gpus_text(largest)}; {description} held"
+        sentence += f" {gpus_text(most)} at most before"
+        return AnomalyCause(RUNAWAY, sentence, (longest_run.name,))
     ran = "has run" if longest_run.ongoing else "ran"
     return AnomalyCause(
         RUNAWAY,
@@ -295,25 +301,29 @@ def _leak(case: AnomalyCase) -> AnomalyCause | None:
 
 
 def _new(case: AnomalyCase) -> AnomalyCause | None:
-    known = {run.name for run in case.runs if run.start_ms < case.begin_ms - HOUR_MS}
+    known = {run.name for run in case.runs if run.start_ms < case.begin_ms - NEW_MS}
     new = [name for name in case.risen if name not in known]
     share = sum(case.moved[name] for name in new)
     if not new or share < MOST_OF_RISE * case.rise:
         return None
     runs = [run for run in case.runs if run.name in new and case.contains(run)]
     gpus = gpus_text(max((run.gpu_micro for run in runs), default=0))
-    first = min((run.start_ms for run in runs), default=case.begin_ms)
-    others = f", with {len(new) - 1} other new names" if len(new) > 1 else ""
+    first = weekday(min((run.start_ms for run in runs), default=case.begin_ms))
+    on = f"on up to {gpus} each" if len(runs) > 1 else f"on {gpus}"
     sentence = (
-        f"{new[0]} is new since {weekday(first)}, {plural(len(runs), 'run')} on up to {gpus} each"
+        f"{new[0]} is new since {first}"
+        if len(new) == 1
+        else f"{len(new)} names are new since {first}, {new[0]} the dearest of them"
     )
     return AnomalyCause(
-        NEW, f"{sentence}{others}: {100 * share // case.rise} % of the rise", tuple(new[:5])
+        NEW,
+        f"{sentence}, {plural(len(runs), 'run')} {on}: {100 * share // case.rise} % of the rise",
+        tuple(new[:5]),
     )
 
 
 def _scale_up(case: AnomalyCase) -> AnomalyCause | None:
-    """Known workloads on more GPUs at a time."""
+    """Known workloads on more GPUs at a time, if these make most of the rise."""
     week_ms = case.begin_ms - 7 * DAY_MS
     now: dict[str, int] = defaultdict(int)
     before: dict[str, int] = defaultdict(int)
@@ -323,13 +333,25 @@ def _scale_up(case: AnomalyCase) -> AnomalyCause | None:
     # The week before, or as much of it as there is evidence for: a mean over unknown days would be
     # too low.
     since = max(week_ms, min((run.start_ms for run in case.runs), default=case.begin_ms))
+    scaled, means = [], ""
     for name in case.risen:
         old = before[name] / max(1, case.begin_ms - since)
         new = now[name] / (case.until_ms - case.begin_ms)
         if new > 0 and new >= SCALED * old:
-            means = f"{new / GPU_MICRO:.1f} GPUs on average instead of {old / GPU_MICRO:.1f}"
-            return AnomalyCause(SCALE_UP, f"{name} holds {means} in the week before", (name,))
-    return None
+            scaled.append(name)
+            means = means or (
+                f"{name} holds {new / GPU_MICRO:.1f} GPUs on average instead of"
+                f" {old / GPU_MICRO:.1f} in the week before"
+            )
+    share = sum(case.moved[name] for name in scaled)
+    if share < MOST_OF_RISE * case.rise or not scaled:
+        return None
+    # Where the first does not make most of it alone, they are told together.
+    if case.moved[scaled[0]] < MOST_OF_RISE * case.rise:
+        percent = 100 * share // case.rise
+        means = f"{len(scaled)} workloads hold more GPUs and make {percent} % of the rise; {means}"
+        return AnomalyCause(SCALE_UP, means, tuple(scaled[:5]))
+    return AnomalyCause(SCALE_UP, means, (scaled[0],))
 
 
 def _held_in_window(run: WorkloadRun, begin_ms: int, until_ms: int) -> int:

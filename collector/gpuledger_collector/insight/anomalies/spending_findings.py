@@ -18,6 +18,7 @@ from gpuledger_collector.insight.anomalies.causes import (
     AnomalyCause,
     RateChange,
     RetryStorm,
+    WorkloadRun,
     explain,
     find_storms,
 )
@@ -28,7 +29,7 @@ from gpuledger_collector.insight.anomalies.detector import (
     group_episodes,
 )
 from gpuledger_collector.insight.anomalies.team_spending import TeamSpending
-from gpuledger_collector.insight.findings import Finding
+from gpuledger_collector.insight.findings import WORKLOADS, Finding
 
 KIND = "anomaly"
 WEEK_MS = 7 * DAY_MS
@@ -37,6 +38,7 @@ MIN_SHARE_OF_DAY = 0.05
 before, are not worth a person's time; a dearer rate always is.
 """
 SHOWN_DRIVERS = 5
+MOST_IDS = 20
 STORM = "storm"
 FIRST_MINUTE = "first_minute_ms"
 """Evidence key of an episode that was first found from minutes: when its first workload began (unix
@@ -97,6 +99,7 @@ def _episode_finding(
         rates,
         _cause(team, detection, episode, start_ms, until_ms, changes, rates),
         back_ms,
+        [run for run in team.runs if run.start_ms < until_ms and run.end_ms > start_ms],
     )
     if first_minute_ms is not None:
         evidence[FIRST_MINUTE] = first_minute_ms
@@ -173,16 +176,27 @@ def _same_episode(
     return None
 
 
-def cause_evidence(cause: AnomalyCause) -> dict[str, object]:
-    """A cause as a finding stores it."""
-    return {"cause": cause.kind, "sentence": cause.sentence, "workloads": list(cause.workloads)}
+def cause_evidence(cause: AnomalyCause, runs: Iterable[WorkloadRun]) -> dict[str, object]:
+    """A cause as a finding stores it, with the latest runs of the episode that it is about."""
+    ids = dict.fromkeys(run.workload_id for run in runs if run.name in cause.workloads)
+    return {
+        "cause": cause.kind,
+        "sentence": cause.sentence,
+        "workloads": list(cause.workloads),
+        WORKLOADS: list(ids)[-MOST_IDS:],
+    }
 
 
 def _evidence(
-    changes: Sequence[Driver], rates: Sequence[Mapping[str, str]], cause: AnomalyCause, back_ms: int
+    changes: Sequence[Driver],
+    rates: Sequence[Mapping[str, str]],
+    cause: AnomalyCause,
+    back_ms: int,
+    runs: Iterable[WorkloadRun],
 ) -> dict[str, object]:
     return {
         "days_before": back_ms // DAY_MS,
+        "before_micro": sum(driver.before_micro for driver in changes),
         "price_micro": sum(driver.price_micro for driver in changes),
         "volume_micro": sum(driver.volume_micro for driver in changes),
         "mix_micro": sum(driver.mix_micro for driver in changes),
@@ -195,10 +209,10 @@ def _evidence(
                 "volume_micro": driver.volume_micro,
                 "mix_micro": driver.mix_micro,
             }
-            for driver in top(changes, SHOWN_DRIVERS)
+            for driver in top([each for each in changes if each.change_micro], SHOWN_DRIVERS)
         ],
         "rates": list(rates),
-        **cause_evidence(cause),
+        **cause_evidence(cause, runs),
     }
 
 
@@ -265,7 +279,10 @@ def _storm_finding(team: TeamSpending, storm: RetryStorm, start_ms: int, end_ms:
         confidence=STORM_CONFIDENCE,
         cost_micro=cost,
         per_day_micro=cost * DAY_MS // max(HOUR_MS, storm.until_ms - storm.begin_ms),
-        evidence={**_evidence(changes, [], storm.cause, back_ms), "runs": len(storm.runs)},
+        evidence={
+            **_evidence(changes, [], storm.cause, back_ms, storm.runs),
+            "runs": len(storm.runs),
+        },
     )
 
 

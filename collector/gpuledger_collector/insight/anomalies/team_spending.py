@@ -151,11 +151,11 @@ def spending_by_team(
             )
         )
     for team in teams.values():
-        team.runs = _list_runs(team.usage, last_ms)
+        team.runs = list_runs(team.usage, last_ms)
     return [teams[key] for key in sorted(teams)]
 
 
-def _list_runs(usage: Iterable[PricedUsage], last_ms: int) -> list[WorkloadRun]:
+def list_runs(usage: Iterable[PricedUsage], last_ms: int) -> list[WorkloadRun]:
     """Runs of workloads, by start; those that held up to the end of the last hour are ongoing.
 
     The ledger says how long a workload held in each rating interval, not from when: a run is
@@ -167,7 +167,7 @@ def _list_runs(usage: Iterable[PricedUsage], last_ms: int) -> list[WorkloadRun]:
         by_workload[priced.usage.workload_id].append(priced)
     runs = []
     taken: dict[tuple[str, int], int] = defaultdict(int)
-    for rows in by_workload.values():
+    for workload_id, rows in by_workload.items():
         longest: dict[int, int] = defaultdict(int)
         gpus: dict[int, int] = defaultdict(int)
         for priced in rows:
@@ -191,6 +191,7 @@ def _list_runs(usage: Iterable[PricedUsage], last_ms: int) -> list[WorkloadRun]:
                 idle_ms=sum(priced.usage.idle_ms for priced in rows),
                 cost_micro=sum(priced.cost_micro for priced in rows),
                 ongoing=end_ms >= last_ms // HOUR_MS * HOUR_MS + HOUR_MS,
+                workload_id=workload_id,
             )
         )
     return sorted(runs, key=lambda run: (run.start_ms, run.name))

@@ -241,11 +241,12 @@ class IdleNotice:
 
 @dataclass(frozen=True, slots=True)
 class AnomalyNotice:
-    """Content of a mail about anomalous spending."""
+    """Content of a mail about anomalous spending; `users` run what it is about, as far as known."""
 
     notification_id: int
     finding: Finding
     at_ms: int
+    users: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
