@@ -6,8 +6,8 @@ of the ledger of days, and a finding of each GPU that is free or idle, written s
 tables. Pages are asked for as readers ask, over HTTP, the map each time for another hour: nothing is
 kept between two answers. Goals: one hour at most 1 MB and, of 40 answers, the 95th percentile at most
 1 s. It ends with 1 when the size is missed; times are printed beside those of a
-page that reads nothing, on the same machine, and with the processor time of the collector without
-that of Postgres, for a machine that does other work as well.
+page that reads nothing, on the same machine, and with the processor time of the collector and of
+Postgres, for a machine that does other work as well.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ import psycopg
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from bench.ingest import machine
+from bench.ingest import machine, tree_seconds
 from fakes.collector import running
 from fakes.postgres import open_folder
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.cli.common import GARBAGE_THRESHOLD
+from gpuledger_collector.services.upkeep import roll_up_pool_hours
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.server import migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 
@@ -102,7 +104,10 @@ INSERT INTO conservation_check (day_ms, capacity_ns, held_ns, unallocated_ns, un
     FROM generate_series(%(start)s - %(start)s %% 86400000 - 28 * 86400000::bigint, %(end)s - 1, 86400000) d;
 """
 SETTLED = "VACUUM ANALYZE"
-PAGES = ("/", "/idle", "/spend", "/demand")
+PAGES = (
+    *("/", "/idle", "/spend", "/demand", "/queues", "/trust", "/jobs", "/pools/train"),
+    *("/statements/team/{month}", "/statements/team/team-7/{month}"),
+)
 """Beside the map and the receipt."""
 BEING_MADE = b"is being computed"
 
@@ -117,9 +122,11 @@ def furnish(dsn: str, gpus: int, hours: int, end_ms: int) -> None:
         connection.execute(SETTLED)
 
 
-def ask(port: int, path: str) -> tuple[float, float, int, bytes]:
-    """Seconds, seconds of this process, in which the collector is, bytes of an answer, and the answer."""
-    started, used = time.perf_counter(), time.process_time()
+def ask(port: int, path: str, postmaster: int) -> tuple[float, float, float, int, bytes]:
+    """Seconds, processor seconds of this process, in which the collector is, and of Postgres, bytes
+    of an answer, and the answer.
+    """
+    started, used, used_there = time.perf_counter(), time.process_time(), tree_seconds(postmaster)
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", path)
     answer = connection.getresponse()
@@ -127,7 +134,8 @@ def ask(port: int, path: str) -> tuple[float, float, int, bytes]:
     connection.close()
     if answer.status != 200:
         raise SystemExit(f"{path}: {answer.status}: {body[:300]!r}")
-    return time.perf_counter() - started, time.process_time() - used, len(body), body
+    seconds, used = time.perf_counter() - started, time.process_time() - used
+    return seconds, used, tree_seconds(postmaster) - used_there, len(body), body
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -158,8 +166,12 @@ def main() -> int:
         migrate.upgrade(dsn)
         furnish(dsn, options.gpus, options.hours, end_ms)
         collector = stack.enter_context(running(dsn))
+        roll_up_pool_hours(Database(dsn), end_ms)
+        (running_as,) = folder.glob("**/postmaster.pid")
+        postmaster = int(running_as.read_text().split()[0])
         too_large = compare(
-            collector.port, options.gpus, options.hours, options.runs, end_ms, options.only
+            *(collector.port, postmaster, options.gpus, options.hours, options.runs, end_ms),
+            options.only,
         )
         if options.serve:
             print(f"http://127.0.0.1:{collector.port}/fleet", flush=True)
@@ -167,12 +179,15 @@ def main() -> int:
     return int(too_large)
 
 
-def compare(port: int, gpus: int, hours: int, runs: int, end_ms: int, only: str = "") -> bool:
+def compare(
+    port: int, postmaster: int, gpus: int, hours: int, runs: int, end_ms: int, only: str = ""
+) -> bool:
     """Print a row for each question; return whether an hour is too large."""
 
     def hour(at: int) -> str:
         return f"at={(end_ms - (1 + at % (hours - 2)) * HOUR_MS) // 1000}"
 
+    month = time.strftime("%Y-%m", time.gmtime(end_ms // 1000))
     questions = {
         "a page that reads nothing (/docs)": lambda _at: "/docs",
         "now": lambda _at: "/fleet",
@@ -185,26 +200,27 @@ def compare(port: int, gpus: int, hours: int, runs: int, end_ms: int, only: str 
         "now by owner": lambda _at: "/fleet?color=owner",
         "an hour as CSV": lambda at: f"/fleet?{hour(at)}&format=csv",
         "a GPU's receipt of two days": lambda at: f"/fleet/gpu/GPU-{at * 10}",
-        **{path: lambda _at, path=path: path for path in PAGES},
+        **{path: lambda _at, path=path: path.format(month=month) for path in PAGES},
     }
     print(f"{gpus:,} GPUs; the slider exchanges the picture by the same page")
-    print(f"{'':34}{'kB':>8}{'p50 s':>8}{'p95 s':>8}{'CPU s':>8}")
+    print(f"{'':34}{'kB':>8}{'p50 s':>8}{'p95 s':>8}{'CPU s':>8}{'PG s':>8}")
     too_large = False
     for name, path in questions.items():
         if only not in name:
             continue
         # A forecast is made once an hour, beside the page that asks for it first.
-        while BEING_MADE in ask(port, path(0))[3]:
+        while BEING_MADE in ask(port, path(0), postmaster)[4]:
             time.sleep(1)
-        answers = [ask(port, path(at)) for at in range(runs)]
-        seconds, used, sizes, _ = map(list, zip(*answers, strict=True))
+        answers = [ask(port, path(at), postmaster) for at in range(runs)]
+        seconds, used, used_there, sizes, _ = map(list, zip(*answers, strict=True))
         middle, high = percentile(seconds, 0.5), percentile(seconds, 0.95)
         note = "" if high <= GOAL_S else f"  over {GOAL_S:g} s here"
         is_hour = name.startswith(("now", "an hour")) and "CSV" not in name
         if is_hour and max(sizes) > MOST_BYTES:
             note, too_large = f"{note}  over {MOST_BYTES:,} bytes", True
         print(
-            f"{name:34}{max(sizes) / 1000:8,.0f}{middle:8.2f}{high:8.2f}{percentile(used, 0.5):8.2f}{note}",
+            f"{name:34}{max(sizes) / 1000:8,.0f}{middle:8.2f}{high:8.2f}{percentile(used, 0.5):8.2f}"
+            f"{sum(used_there) / runs:8.2f}{note}",
             flush=True,
         )
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB")

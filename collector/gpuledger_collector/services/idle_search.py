@@ -118,14 +118,14 @@ def _search_again(database: Database) -> int:
         ids = _list_searched(connection, Period(start_ms, max(start_ms, done_ms)))
     count = 0
     for begin in range(0, len(ids), ACCELERATORS_AT_ONCE):
-        group = frozenset(ids[begin : begin + ACCELERATORS_AT_ONCE])
+        group = ids[begin : begin + ACCELERATORS_AT_ONCE]
         with database.transaction(Lock.FINDINGS) as connection:
             # Another run may have come further meanwhile: what it saw of the end must not be
             # written over.
             done_ms = findings.progress(connection, KIND) or start_ms
             at_ms = start_ms
             while at_ms < done_ms:
-                end_ms = _window_end(connection, at_ms, done_ms)
+                end_ms = _window_end(len(ids), at_ms, done_ms)
                 count += _Window(connection, at_ms, end_ms, minute_range[0], group).search()
                 at_ms = end_ms
     with database.transaction(Lock.FINDINGS) as connection:
@@ -154,7 +154,8 @@ def _search_further(
         start_ms = min(first_ms if done_ms is None else done_ms, until_ms) // HOUR_MS * HOUR_MS
         if start_ms >= until_ms:
             return None
-        end_ms = _window_end(connection, start_ms, until_ms)
+        size = len(minute_rollup.accelerators(connection, start_ms, until_ms))
+        end_ms = _window_end(size, start_ms, until_ms)
         # Findings and progress in one transaction: an interrupted window is searched again from
         # its start.
         # Windows of a search that catches up are read once.
@@ -181,11 +182,10 @@ def _ids(accelerators: Sequence[PlacedAccelerator]) -> tuple[int, ...]:
     return tuple(accelerator.accelerator_id for accelerator in accelerators)
 
 
-def _window_end(connection: Connection, start_ms: int, until_ms: int) -> int:
-    """The end of a window: at midnight where it can be, so that a repeated run cuts windows in the
-    same places.
+def _window_end(size: int, start_ms: int, until_ms: int) -> int:
+    """The end of a window over so many accelerators: at midnight where it can be, so that a repeated
+    run cuts windows in the same places.
     """
-    size = len(minute_rollup.accelerators(connection, start_ms, until_ms))
     days = max(1, min(MAX_WINDOW_DAYS, WINDOW_ACCELERATOR_DAYS // max(1, size)))
     return min(until_ms, start_ms // DAY_MS * DAY_MS + days * DAY_MS)
 
@@ -201,7 +201,7 @@ class _Window:
         start_ms: int,
         end_ms: int,
         first_ms: int,
-        only: frozenset[int] | None = None,
+        only: list[int] | None = None,
         context: IdleContext | None = None,
     ) -> None:
         self._connection, self._only, self._context = connection, only, context
@@ -211,12 +211,9 @@ class _Window:
         # evidence.
         self._is_whole = first_ms <= self._from_ms
         if not self._is_whole:
-            first_ms = min(
-                start_ms,
-                first_ms,
-                minute_rollup.first_interval(connection, self._from_ms) or first_ms,
-            )
-            self._from_ms = max(self._from_ms, first_ms // HOUR_MS * HOUR_MS)
+            first_hour_ms = minute_rollup.first_hour(connection, self._from_ms)
+            first_ms = min(start_ms, _hour(first_ms), first_hour_ms or first_ms)
+            self._from_ms = max(self._from_ms, first_ms)
         # A finding may have begun long before the window; its cost is cut at every change of a rate
         # since.
         priced = Period(self._from_ms - 90 * DAY_MS, end_ms)
@@ -225,22 +222,13 @@ class _Window:
 
     def search(self) -> int:
         """Classify the window and write its findings; return how many."""
-        known = [
-            finding
-            for finding in findings.overlapping(
-                self._connection, KIND, self._start_ms, self._end_ms
-            )
-            if self._only is None or finding.accelerator_id in self._only
-        ]
-        present = minute_rollup.accelerators(self._connection, self._from_ms, self._end_ms)
-        accelerators = sorted(
-            (
-                accelerator
-                for accelerator in present
-                if self._only is None or accelerator.accelerator_id in self._only
-            ),
-            key=_place,
+        known = findings.overlapping(
+            self._connection, KIND, self._start_ms, self._end_ms, self._only
         )
+        present = minute_rollup.accelerators(
+            self._connection, self._from_ms, self._end_ms, self._only
+        )
+        accelerators = sorted(present, key=_place)
         groups = [
             accelerators[begin : begin + ACCELERATORS_AT_ONCE]
             for begin in range(0, len(accelerators), ACCELERATORS_AT_ONCE)

@@ -261,19 +261,19 @@ def test_hours_without_any_evidence_are_left_out(fleet, findings, monkeypatch) -
     for number in (2, 3, 4):
         minutes(fleet, number, 4 * HOUR + 11 * MINUTE, 8 * HOUR, 0.0, processes=int(number == 3))
     cut = []
-    first_interval = minute_rollup.first_interval
+    first_hour = minute_rollup.first_hour
 
     def noted(connection, since_ms):
-        cut.append(first_interval(connection, since_ms))
+        cut.append(first_hour(connection, since_ms))
         return cut[-1]
 
-    monkeypatch.setattr(minute_rollup, "first_interval", noted)
+    monkeypatch.setattr(minute_rollup, "first_hour", noted)
     find_idle(findings, OCTOBER + 8 * HOUR)
     assert cut == [OCTOBER + HOUR]
     made = dump(fleet)
     assert {row[1] for row in made} >= {"faulty", "never_used", "unallocated"}
     fleet.connection.execute("TRUNCATE finding, finding_progress")
-    monkeypatch.setattr(minute_rollup, "first_interval", lambda connection, since_ms: since_ms)
+    monkeypatch.setattr(minute_rollup, "first_hour", lambda connection, since_ms: since_ms)
     find_idle(findings, OCTOBER + 8 * HOUR)
     assert dump(fleet) == made
 

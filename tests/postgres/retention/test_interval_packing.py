@@ -203,6 +203,20 @@ def test_packing_again_goes_on_where_it_stopped(empty, monkeypatch):
     assert seen(empty) == before
 
 
+def test_intervals_are_not_compared_with_each_context_of_their_day(empty):
+    """Also where the server knows how few sources a day has: jobs of seconds are thousands of
+    contexts.
+    """
+    put_rows(empty, minutes())
+    pack(empty)
+    query = f"EXPLAIN SELECT count(*) FROM {usage_evidence.intervals(DAY, DAY + DAY_MS)} AS s"
+    with empty.connect() as connection:
+        connection.execute("ANALYZE usage_interval, usage_interval_day")
+        plan = "\n".join(line for (line,) in connection.execute(query))
+    assert "Join Filter" not in plan
+    assert "Merge Cond" in plan or "Hash Cond" in plan
+
+
 def test_late_intervals_are_merged_into_their_day(empty):
     """Seen beside the packed ones until then; repetitions stay repetitions."""
     put_rows(empty, minutes(30))

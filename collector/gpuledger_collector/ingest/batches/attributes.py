@@ -23,6 +23,7 @@ import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.ingest.batches.validate import NODE_SCOPED_KINDS, Accepted, workload_key
+from gpuledger_collector.storage.ledger import pool_hours
 from gpuledger_common.instants import to_datetime
 from gpuledger_common.wire import WireAccelerator, WireWorkload
 
@@ -493,6 +494,13 @@ def write_accelerators(connection: Connection, records: list[WireAccelerator]) -
         "index",
         "health",
     )
+    renamed = connection.execute(
+        "SELECT FROM unnest(%s::text[], %s::text[]) AS n (uuid, model) JOIN accelerator a ON a.uuid"
+        " = n.uuid AND a.model <> n.model LIMIT 1",
+        ([record.uuid for record in records], [record.model for record in records]),
+    )
+    if renamed.rowcount:
+        pool_hours.delete(connection)
     connection.execute(
         """
         INSERT INTO accelerator AS old

@@ -237,6 +237,12 @@ def count_rated_days(connection: Connection) -> int:
     return select_number(connection, "SELECT count(*) FROM conservation_check") or 0
 
 
+def sum_held_ns(connection: Connection, period: Period) -> int:
+    """Sum the GPU-nanoseconds that were held on the rated days of a period."""
+    query = "SELECT sum(held_ns) FROM conservation_check WHERE day_ms >= %s AND day_ms < %s"
+    return select_number(connection, query, (period.start_ms, period.end_ms)) or 0
+
+
 def rated_since(connection: Connection, until_ms: int) -> int:
     """Return the first of the days that are rated without a gap up to an instant."""
     days = zones.calendar(connection)

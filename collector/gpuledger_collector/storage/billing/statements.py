@@ -130,8 +130,9 @@ def workloads(
         f"""
         WITH held AS MATERIALIZED (
             SELECT l.workload_id, l.owner_id, nullif(l.state, 'held') AS adjusting, l.gpu_model, l.currency,
-                coalesce((SELECT p.name FROM billing_period p
-                    WHERE p.start_ms <= l.amended_ms AND p.end_ms > l.amended_ms), '') AS correction_of,
+                -- Periods grow with the years: looked for where a line amends one, and only there.
+                coalesce(CASE WHEN l.amended_ms IS NOT NULL THEN (SELECT p.name FROM billing_period p
+                    WHERE p.start_ms <= l.amended_ms AND p.end_ms > l.amended_ms) END, '') AS correction_of,
                 {price} AS price_id, {_SUMS}
             FROM ({lines}) l WHERE l.state IN ({_PAID}) AND {belongs} GROUP BY 1, 2, 3, 4, 5, 6, 7
         )

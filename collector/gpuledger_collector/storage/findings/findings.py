@@ -36,14 +36,23 @@ def _row(finding: Finding) -> tuple[object, ...]:
     return tuple(json.dumps(cell) if isinstance(cell, Mapping) else cell for cell in cells)
 
 
-def overlapping(connection: Connection, kind: str, start_ms: int, end_ms: int) -> list[Finding]:
-    """Findings of a kind that were seen in the period or are ongoing, by start."""
+def overlapping(
+    connection: Connection,
+    kind: str,
+    start_ms: int,
+    end_ms: int,
+    accelerator_ids: Sequence[int] | None = None,
+) -> list[Finding]:
+    """Findings of a kind that were seen in the period or are ongoing, by start; of these
+    accelerators, or all of them.
+    """
     return select_as(
         connection,
         Finding,
-        f"SELECT {_COLUMNS} FROM finding WHERE kind = %s AND since_ms < %s "
-        "AND (resolved_ms IS NULL OR until_ms >= %s) ORDER BY since_ms, key",
-        (kind, end_ms, start_ms),
+        f"SELECT {_COLUMNS} FROM finding WHERE kind = %(kind)s AND since_ms < %(end)s"
+        " AND (resolved_ms IS NULL OR until_ms >= %(start)s) AND (%(ids)s::bigint[] IS NULL OR"
+        " accelerator_id = ANY(%(ids)s)) ORDER BY since_ms, key",
+        {"kind": kind, "start": start_ms, "end": end_ms, "ids": accelerator_ids},
     )
 
 

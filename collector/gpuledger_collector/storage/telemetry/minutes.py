@@ -89,8 +89,10 @@ def _by_accelerator(
     return table
 
 
-def accelerators(connection: Connection, start_ms: int, end_ms: int) -> list[PlacedAccelerator]:
-    """Accelerators present in the period, by id, each at its last place."""
+def accelerators(
+    connection: Connection, start_ms: int, end_ms: int, ids: Sequence[int] | None = None
+) -> list[PlacedAccelerator]:
+    """Accelerators present in the period, by id, each at its last place; of these, or all of them."""
     return select_as(
         connection,
         PlacedAccelerator,
@@ -98,9 +100,11 @@ def accelerators(connection: Connection, start_ms: int, end_ms: int) -> list[Pla
         SELECT DISTINCT ON (a.id) a.id AS accelerator_id, a.uuid, a.model, a.gpu_micro, a.memory_bytes,
             coalesce(n.name, '') AS node, c.pool, a.gpu_index
         FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
-        WHERE c.in_ms < %s AND (c.out_ms IS NULL OR c.out_ms > %s) ORDER BY a.id, c.in_ms DESC
+        WHERE c.in_ms < %(end)s AND (c.out_ms IS NULL OR c.out_ms > %(start)s)
+            AND (%(ids)s::bigint[] IS NULL OR c.accelerator_id = ANY(%(ids)s))
+        ORDER BY a.id, c.in_ms DESC
         """,
-        (end_ms, start_ms),
+        {"start": start_ms, "end": end_ms, "ids": ids},
     )
 
 
@@ -184,15 +188,15 @@ def minute_range(connection: Connection) -> tuple[int, int] | None:
     return None if first is None else (first, last)
 
 
-def first_interval(connection: Connection, since_ms: int) -> int | None:
-    """Start of the first usage interval that ends after an instant (unix ms); None when there is
-    none.
+def first_hour(connection: Connection, since_ms: int) -> int | None:
+    """First hour from a full hour on (both unix ms) with usage, or with evidence that is still to be
+    folded; None when there is none.
     """
     return select_number(
         connection,
-        f"SELECT min(start_ms) FROM {usage_evidence.intervals(int(since_ms) - LONGEST_MS)} AS s"
-        " WHERE end_ms > %s AND state <> 'present'",
-        (since_ms,),
+        "SELECT least((SELECT min(hour_ms) FROM usage_hour WHERE hour_ms >= %s AND state <>"
+        " 'present'), (SELECT min(hour_ms) FROM hour_recompute WHERE hour_ms >= %s))",
+        (since_ms, since_ms),
     )
 
 

@@ -122,32 +122,34 @@ _CONTEXTS = f"""SELECT place AS context, source, power,
     WINDOW w AS (ORDER BY place ROWS UNBOUNDED PRECEDING)"""
 """SQL: what intervals of a packed day have in common, by context."""
 _UNPACKED = f"""
-SELECT p.accelerator_id, k.workload_id, s.state, p.day_ms + v.until_ms - v.length AS start_ms,
+SELECT p.accelerator_id, v.workload_id, s.state, p.day_ms + v.until_ms - v.length AS start_ms,
     p.day_ms + v.until_ms AS end_ms, h.held_ms, h.held_ms - u.idle_ms - u.unknown_ms AS busy_ms,
     u.idle_ms, u.unknown_ms,
     CASE WHEN v.energy <> p.energy_least
-        THEN v.energy + k.power * p.power_step_mw * v.length / 1000 END AS energy_mj,
+        THEN v.energy + v.power * p.power_step_mw * v.length / 1000 END AS energy_mj,
     s.node_id, s.epoch, s.seq + (v.until_ms + p.seq_offset_ms) / p.seq_step_ms + v.seq AS seq,
     v.record::integer AS record, s.accelerator_attributes_id,
-    coalesce(k.workload_id, 0) + k.attributes_offset AS workload_attributes_id
+    coalesce(v.workload_id, 0) + v.attributes_offset AS workload_attributes_id
 FROM usage_interval_day p
 CROSS JOIN LATERAL {_bits(PLANES, "b")}
 CROSS JOIN LATERAL {_bits(CONTEXT_PLANES, "c")}
 CROSS JOIN LATERAL (
-    SELECT missing, idle_ticks, idle, unknown_ticks, unknown, energy, seq,
-        CASE WHEN context > 1 THEN context - 2
-            ELSE sum((context = 1)::integer) OVER w - 1 END AS context,
-        sum(ticks::integer) OVER w * p.tick_ms + jitter AS until_ms,
-        ticks * p.tick_ms + jitter - lag(jitter, 1, 0::bigint) OVER w - gap AS length,
-        sum(record::integer) OVER w AS record
-    FROM ({_numbers(PLANES, "p.rows", "b")}) AS number
-    WINDOW w AS (ORDER BY place ROWS UNBOUNDED PRECEDING)
+    -- OFFSET: with the few sources of a day, contexts would be few to the planner, and each interval
+    -- would be compared with all of them.
+    SELECT numbers.*, k.source, k.power, k.workload_id, k.attributes_offset
+    FROM (
+        SELECT missing, idle_ticks, idle, unknown_ticks, unknown, energy, seq,
+            CASE WHEN context > 1 THEN context - 2
+                ELSE sum((context = 1)::integer) OVER w - 1 END AS context,
+            sum(ticks::integer) OVER w * p.tick_ms + jitter AS until_ms,
+            ticks * p.tick_ms + jitter - lag(jitter, 1, 0::bigint) OVER w - gap AS length,
+            sum(record::integer) OVER w AS record
+        FROM ({_numbers(PLANES, "p.rows", "b")}) AS number
+        WINDOW w AS (ORDER BY place ROWS UNBOUNDED PRECEDING)
+    ) AS numbers JOIN ({_CONTEXTS}) AS k ON k.context = numbers.context OFFSET 0
 ) AS v
-JOIN LATERAL (
-    {_CONTEXTS}
-) AS k ON k.context = v.context
 JOIN LATERAL unnest({", ".join(f"p.{name}" for name in SOURCE_COLUMNS)})
-    WITH ORDINALITY AS s ({", ".join(SOURCE_COLUMNS.values())}, source) ON s.source = k.source + 1
+    WITH ORDINALITY AS s ({", ".join(SOURCE_COLUMNS.values())}, source) ON s.source = v.source + 1
 CROSS JOIN LATERAL (
     SELECT CASE WHEN s.state = 'held' THEN v.length ELSE 0 END - v.missing AS held_ms,
         greatest(1, (v.length + p.tick_ms / 2) / p.tick_ms) AS ticks
