@@ -394,6 +394,11 @@ def report_without(judge, settings, ratios) -> None:
     Each is chosen among its own settings alone, of which those that do without are fewer.
     """
     families = list(ratios)
+    reference = judge.of_method(REFERENCE, None)[0][:, 0]
+    judges = {}
+    for family in families:
+        own = [number for number, case in enumerate(judge.cases) if case.family == family]
+        judges[family] = Judge([judge.cases[number] for number in own], None), reference[own]
     print(
         f"| left out | settings | all | {' | '.join(families)} |\n|{'---|' * (len(families) + 3)}"
     )
@@ -407,11 +412,10 @@ def report_without(judge, settings, ratios) -> None:
             part = {family: rows[places] for family, rows in ratios.items()}
             drawn = [settings[place] for place in places]
             shown = {}
-            for family in families:
+            for family, (own, reference) in judges.items():
                 # Medians of some settings need not be one of them: it is judged like the others.
-                best = judge.of_settings([choose(drawn, part, family)])[:, :, 0]
-                reference = judge.of_method(REFERENCE, None)[0][:, 0]
-                shown[family] = log_ratios(judge.cases, best, reference)[family][0]
+                best = own.of_settings([choose(drawn, part, family)])[:, :, 0]
+                shown[family] = log_ratios(own.cases, best, reference)[family][0]
             every = np.exp(np.concatenate(list(shown.values())).mean())
             each = " | ".join(f"{np.exp(rows.mean()):.3f}" for rows in shown.values())
             label = f"{'with' if has else 'without'} {name}" if name else "every setting"

@@ -86,8 +86,8 @@ def test_the_guide_is_true(example, tmp_path):
     content = json.loads((tmp_path / "dispute-1.json").read_text())
     assert {row["workload"] for row in content["usage_intervals"]["rows"]} == {"slurm::2"}
     october = said["chargeback --from 2025-10-01 --to 2025-11-01"]
-    assert re.search(r"vision +48 .*96\.00", october)
-    assert re.search(r"speech +24 .*48\.00", october)
+    assert re.search(r"vision +48\.0 .*96\.00", october)
+    assert re.search(r"speech +24\.0 .*48\.00", october)
     second = said["disputes show 2"]
     assert "now team=vision pays 0.00 USD of it" in second
     assert "2025-10 was closed, its seal is" in second

@@ -28,6 +28,7 @@ def test_every_operation_stands_on_the_page(dsn, request):
     dumb = {(one.path, name) for one in told for name, _, meaning in one.parameters if not meaning}
     assert dumb == set(), "every parameter says what it is"
     assert "`" not in text
+    assert r"\n" not in page.text, "its paragraphs are one text"
     assert "<code>gpuledger chargeback --format json</code>" in text
     # Only now: without a Chromium all the rest is still judged.
     pictured = request.getfixturevalue("pictured")

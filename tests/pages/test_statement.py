@@ -424,6 +424,14 @@ def test_minor_units_are_split_without_rest(micros, unit, up):
     )
 
 
+def test_a_total_that_its_parts_do_not_reach_is_split_as_evenly():
+    """However far it is away: of days whose charges are gone, say."""
+    assert split_minor([3, 5, 7], 2, 14) == [4, 5, 5]
+    assert split_minor([3, 5, 7], 2, -2) == [-1, -1, 0]
+    parts = split_minor([3, 5, 7], 2, 3 * 10**15 + 7)
+    assert parts == [10**15 + 2, 10**15 + 2, 10**15 + 3]
+
+
 def test_which_days_are_compared():
     """Whole months; as many days of an open one; days around the begin where the ledger is young;
     else nothing.

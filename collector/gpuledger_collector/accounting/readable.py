@@ -8,7 +8,6 @@ written by `accounting.money`, by the same rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from decimal import ROUND_HALF_EVEN, Decimal
 
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
@@ -34,16 +33,6 @@ def _shown(rounded: Decimal, value: Decimal | int, places: int) -> str:
     return f"<{step:f}" if value > 0 else f">-{step:f}"
 
 
-def places_of_column(values: Iterable[Decimal], most: int) -> int:
-    """Decimal places that decide something in a column: none where every number is whole or the
-    smallest is over 1,000, else `most`.
-    """
-    known = [abs(value) for value in values if value]
-    if all(value == value.to_integral_value() for value in known) or min(known) > LARGE:
-        return 0
-    return most
-
-
 def places_of_size(smallest: Decimal) -> int:
     """Decimal places of an energy or an emission, by how large it is: three digits say enough."""
     size = abs(smallest)
@@ -67,7 +56,7 @@ def count_text(number: Decimal) -> str:
     """GPUs, which may be parts of some: `12`, `12.5`."""
     if not number:
         return "0"
-    return round_text(number, places_of_column([number], 1)).removesuffix(".0")
+    return round_text(number, 0 if abs(number) > LARGE else 1).removesuffix(".0")
 
 
 def share_text(share: Decimal) -> str:

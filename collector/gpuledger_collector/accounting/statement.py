@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
 from typing import TypeVar
 
 from gpuledger_collector.accounting.budgets import Driver, HolderSpend, drivers
@@ -321,8 +320,9 @@ def split_minor(micros: Sequence[int], unit: int, total: int) -> list[int]:
     floors = [micro // unit for micro in micros]
     left = total - sum(floors)
     by_remainder = sorted(range(len(micros)), key=lambda at: (-(micros[at] % unit), at))
-    for at in islice(cycle(by_remainder if left > 0 else by_remainder[::-1]), abs(left)):
-        floors[at] += 1 if left > 0 else -1
+    for place, at in enumerate(by_remainder if left > 0 else by_remainder[::-1]):
+        rounds, more = divmod(abs(left), len(micros))
+        floors[at] += (rounds + (place < more)) * (1 if left > 0 else -1)
     return floors
 
 

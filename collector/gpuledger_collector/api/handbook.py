@@ -86,7 +86,9 @@ def operations(schema: Mapping[str, Any]) -> Iterator[tuple[str, Operation]]:
                 Operation(
                     method.upper(),
                     path,
-                    described.get("description") or described.get("summary", ""),
+                    " ".join(
+                        (described.get("description") or described.get("summary", "")).split()
+                    ),
                     tuple(
                         (
                             parameter["name"],

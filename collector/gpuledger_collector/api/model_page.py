@@ -6,12 +6,11 @@ The rows of the CSV are those of `gpuledger inference list`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fastapi import APIRouter, Response
 
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.api.context import ReadContext
+from gpuledger_collector.api.narrowing import Search
 from gpuledger_collector.api.page_routes import (
     LAST_DAYS,
     PageRoute,
@@ -44,17 +43,6 @@ def router(context: ReadContext) -> APIRouter:
     return routes
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
-    """What the list is narrowed to besides range and owner."""
-
-    q: str
-
-    def parameters(self) -> dict[str, str]:
-        """As parameters of the address."""
-        return {"q": self.q}
-
-
 def models_page(context: ReadContext, view: View, words: str) -> Response:
     """Each server with its prices, its tenants by day, and what moves nothing."""
     now_ms = context.now_ms
@@ -83,7 +71,7 @@ def models_page(context: ReadContext, view: View, words: str) -> Response:
         site=site,
         named=name_range(calendar, period),
         options=view.filters.range_options or f"--period {month}",
-        form=list_form(site, Search(words), {}, {}),
+        form=list_form(site, Search(words), {}, {}, search="server, model, tenant"),
         servers=[server_facts(server, calendar, link) for server in answer.servers],
         notes=answer.notes,
         listed=answer.listed,

@@ -36,6 +36,17 @@ class Narrowing:
         return RunFilter(self.pool, self.model, self.node, self.q, self.state, self.username)
 
 
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A list that is searched by words alone."""
+
+    q: str
+
+    def parameters(self) -> dict[str, str]:
+        """As parameters of the address."""
+        return {"q": self.q}
+
+
 WHOLE = Narrowing()
 """Narrowed to nothing."""
 

@@ -421,6 +421,8 @@ def _spend_charts(found: SpendOverTime, view: View) -> dict[str, Any]:
             "bars": spend.bars(found, each, links.of_part),
             "legend": spend.legend(found, each),
             "dearest": spend.dearest_step(found, each, links.of_part),
+            "change": spend.say_latest_change(found, each),
+            "ahead": each.standing.ahead,
             "step": found.step,
         }
         for each in found.currencies

@@ -7,12 +7,10 @@ queue belongs to no owner, so the page is about the entire fleet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fastapi import APIRouter, Response
 
 from gpuledger_collector.api.context import ReadContext
-from gpuledger_collector.api.narrowing import require_choice
+from gpuledger_collector.api.narrowing import Search, require_choice
 from gpuledger_collector.api.page_routes import (
     LAST_DAYS,
     PageRoute,
@@ -61,17 +59,6 @@ def router(context: ReadContext) -> APIRouter:
         return queues_page(context, view, q, by)
 
     return routes
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """What the list is narrowed to besides its range."""
-
-    q: str
-
-    def parameters(self) -> dict[str, str]:
-        """As parameters of the address."""
-        return {"q": self.q}
 
 
 def queues_page(context: ReadContext, view: View, words: str, by: str = "") -> Response:

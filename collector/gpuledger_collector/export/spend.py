@@ -26,6 +26,7 @@ from gpuledger_collector.accounting.spend_over_time import CurrencySpend, SpendO
 from gpuledger_collector.accounting.spend_series import (
     BILLED,
     CORRECTION,
+    DAY,
     HOUR,
     MONTH,
     NOBODY,
@@ -58,6 +59,8 @@ SPEND = "/spend"
 SHADES = 3
 """Of each color of teams."""
 OTHERS, CORRECTIONS = "others", "corrections"
+MOST_MOVES = 3
+"""Groups of which is said by how much they paid more or less than the day before."""
 
 AMOUNTS = Report[SpendAmount](
     "spend",
@@ -242,6 +245,7 @@ def step_facts(
     return {
         "rows": rows,
         "dearest": dearest_step(found, spend, link),
+        "change": say_latest_change(found, spend),
         "total": _add_steps(spend.steps, spend.currency),
         "has_nobody": any(step.nobody.minor for step in spend.steps),
         "has_corrections": has_corrections,
@@ -264,6 +268,36 @@ def dearest_step(
     if at is None or steps[at].billed.micro <= 0:
         return None
     return _step_row(found, spend, at, link)
+
+
+def say_latest_change(found: SpendOverTime, spend: CurrencySpend) -> str:
+    """A sentence: what owners paid on the last day that is rated to its end, against the day before,
+    and who moved it most. Empty where the range has no two such days, or nothing was paid on both.
+    """
+    rated_ms = found.rated_ms or 0
+    whole = [at for at, bucket in enumerate(found.buckets) if bucket.end_ms <= rated_ms]
+    if found.step != DAY or len(whole) < 2 or not all(found.is_known[at] for at in whole[-2:]):
+        return ""
+    before, after = whole[-2:]
+    paid, paid_before = spend.steps[after].billed, spend.steps[before].billed
+    if not (paid.minor or paid_before.minor):
+        return ""
+    change = Money.from_minor(paid.minor - paid_before.minor, spend.currency)
+    moves = [
+        (each, Money((each.micros[after] or 0) - (each.micros[before] or 0), spend.currency))
+        for each in spend.series
+        if each.kind in {BILLED, REST}
+    ]
+    moves.sort(key=lambda move: -abs(move[1].micro))
+    names = [
+        f"{name_group(each.name, each.kind, found.by, each.count)} {move.signed()}"
+        for each, move in moves[:MOST_MOVES]
+        if move.minor
+    ]
+    days = [bucket_label(found.buckets[at], found.step, found.calendar) for at in (after, before)]
+    against = f"{change.signed()} against {days[1]}" if change.minor else f"as on {days[1]}"
+    sentence = f"On {days[0]} owners paid {paid.grouped()} {spend.currency}, {against}"
+    return f"{sentence}: {', '.join(names)}." if names else f"{sentence}."
 
 
 def _step_row(

@@ -137,27 +137,36 @@ def forecast_billed_owners(
     return sorted(ahead, key=lambda item: (-item.ahead.middle_micro, item.currency, item.owner))
 
 
-class SpendForecasts:
-    """Keep this month's forecasts stored: once an hour, and soon after a day that was not rated yet.
+MOVED_PERCENT = 1
+"""By how much the held time of past days moves before a forecast of them is made anew."""
 
-    History that arrives at once is rated day by day; a forecast by its first days would stand beside
-    all that it cost, on boards, for most of an hour.
+
+class SpendForecasts:
+    """Keep this month's forecasts stored: once an hour, and soon after past days that were not rated
+    yet, or were rated without much of their evidence.
+
+    History that arrives at once is rated day by day, and a day again with what came since; a forecast
+    by the first of it would stand beside all that it cost, on boards, for most of an hour.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._stored_ms: int | None = None
-        self._rated_days = 0
+        self._rated_days = self._held_ns = 0
 
     def run(self, now_ms: int) -> int:
         """Store forecasts where they are due; return how many."""
         with self._database.transaction(read_only=True) as connection:
             rated_days = budgets.count_rated_days(connection)
+            calendar = zones.calendar(connection)
+            past = Period(_first_day(calendar, now_ms), calendar.day_of(now_ms).start_ms)
+            held_ns = budgets.sum_held_ns(connection, past)
         is_due = self._stored_ms is None or not 0 <= now_ms - self._stored_ms < HOUR_MS
-        if not is_due and rated_days == self._rated_days:
+        has_moved = abs(held_ns - self._held_ns) * 100 > self._held_ns * MOVED_PERCENT
+        if not (is_due or has_moved or rated_days != self._rated_days):
             return 0
         stored = store_spend_forecasts(self._database, now_ms)
-        self._stored_ms, self._rated_days = now_ms, rated_days
+        self._stored_ms, self._rated_days, self._held_ns = now_ms, rated_days, held_ns
         return stored
 
 

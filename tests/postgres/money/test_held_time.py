@@ -45,7 +45,7 @@ def test_suspended_time_of_a_dump_with_a_header_is_not_billed(start, columns, ce
     """12 hours of 4 GPUs, suspended for 2: 40 GPU-hours, whichever of the two columns says so."""
     code, out, err = start(dump(columns, cells))
     assert code == 0, err
-    assert re.search(r"^total +40 ", out, re.M)
+    assert re.search(r"^total +40\.0 ", out, re.M)
     assert "100.00" in out
     assert "1 job suspended for a time, which is not held: not billed" in err
     assert "(ignored)" not in "".join(
@@ -94,11 +94,11 @@ def test_a_duration_that_agrees_as_far_as_its_last_digit_is_no_disagreement(star
     """Rounded or cut off at its last digit; 11.5 differs by more."""
     code, out, err = start(JOBS.format(hours))
     assert code == (2 if hours == "11.5" else 0), err
-    assert hours == "11.5" or re.search(r"^total +48 ", out, re.M)
+    assert hours == "11.5" or re.search(r"^total +48\.0 ", out, re.M)
 
 
 @pytest.mark.parametrize(
-    ("column", "gpu_hours"), [("end=end", "48"), ("duration_hours=hours", "46")]
+    ("column", "gpu_hours"), [("end=end", "48.0"), ("duration_hours=hours", "46.0")]
 )
 def test_the_person_decides_which_column_counts(start, column, gpu_hours):
     """The refusal names both options, and each does what it says."""
@@ -118,4 +118,4 @@ def test_a_bare_number_without_a_unit_is_not_compared(start):
     """`runtime` may be seconds or anything; the end says it."""
     code, out, err = start(JOBS.replace("hours", "runtime").format("99"))
     assert code == 0, err
-    assert re.search(r"^total +48 ", out, re.M)
+    assert re.search(r"^total +48\.0 ", out, re.M)

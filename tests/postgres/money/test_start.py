@@ -223,9 +223,9 @@ def test_what_sacct_prints_with_a_header(run, fleet) -> None:
     assert [
         line.split()[:3] for line in out.splitlines() if line.startswith(("vision", "nlp", "total"))
     ] == [
-        ["vision", "40", "100.00"],
-        ["nlp", "1", "2.50"],
-        ["total", "41", "102.50"],
+        ["vision", "40.0", "100.00"],
+        ["nlp", "1.0", "2.50"],
+        ["total", "41.0", "102.50"],
     ]
 
 
@@ -284,7 +284,7 @@ def test_slurms_own_columns(run, written, fleet) -> None:
     assert ["Account", "account", "and", "tag:team", "vision", "vision", "vision"] in [
         line.split() for line in out.splitlines()
     ]
-    assert ["vision", "4"] in [line.split() for line in out.splitlines()]
+    assert ["vision", "4.0"] in [line.split() for line in out.splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -551,7 +551,7 @@ def test_a_namespace_is_the_team_and_part_of_the_id(run, written, fleet) -> None
     assert code == 0, err
     lines = [line.split() for line in out.splitlines()]
     assert ["namespace", "tag:team", "and", "part", "of", "workload_id", "vision", "nlp"] in lines
-    assert ["nlp", "2", "2.00"] in [line[:3] for line in lines]
+    assert ["nlp", "2.0", "2.00"] in [line[:3] for line in lines]
     parsed = read(written("pods.csv", text))
     assert [(row.workload_id, row.tags) for row in parsed.rows] == [
         ("vision/train-0", {"team": "vision", "namespace": "vision"}),
@@ -843,7 +843,7 @@ def test_each_run_of_a_requeued_job_is_billed(run, written, fleet) -> None:
     assert code == 0, err
     assert "1 job ran again after a requeue: each run is billed" in err
     assert "1 repeated row: counted once" in err
-    assert ["vision", "36", "36.00"] in [line.split()[:3] for line in out.splitlines()]
+    assert ["vision", "36.0", "36.00"] in [line.split()[:3] for line in out.splitlines()]
     both = [
         ("7", ms(2026, 10, 1, 8), ms(2026, 10, 1, 10)),
         (f"7@{ms(2026, 10, 1, 11) // 1000}", ms(2026, 10, 1, 11), ms(2026, 10, 1, 18)),

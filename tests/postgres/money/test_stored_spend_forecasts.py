@@ -28,3 +28,25 @@ def test_a_day_that_is_rated_has_the_month_forecast_again(fleet, ledger) -> None
     assert first < max(spent for (spent,) in fleet.rows(asked))
     assert keeper.run(now_ms + 30 * MINUTE_MS) == 0
     assert keeper.run(now_ms + 2 * MINUTE_MS + HOUR) > 0
+
+
+def test_past_days_that_are_rated_with_more_have_it_again(fleet, ledger) -> None:
+    """Late evidence of most of a day moves the month's end within a minute; a little of it waits for
+    the hour.
+    """
+    fleet.connection.execute(PRICE)
+    fleet.capacity(1, 0)
+    fleet.evidence([Held(1, 1, day * DAY, day * DAY + HOUR) for day in range(3)])
+    now_ms = OCTOBER + 3 * DAY
+    keeper = SpendForecasts(ledger)
+    asked = "SELECT spent_micro FROM owner_forecast WHERE owner -> 'team' IS NOT NULL"
+    refresh(ledger, Period(OCTOBER, now_ms), now_ms)
+    assert keeper.run(now_ms) > 0
+    first = max(spent for (spent,) in fleet.rows(asked))
+    fleet.evidence([Held(1, 1, DAY + 2 * HOUR, DAY + 20 * HOUR)])
+    refresh(ledger, Period(OCTOBER, now_ms), now_ms)
+    assert keeper.run(now_ms + MINUTE_MS) > 0
+    assert max(spent for (spent,) in fleet.rows(asked)) > first
+    fleet.evidence([Held(1, 1, DAY + 21 * HOUR, DAY + 21 * HOUR + MINUTE_MS)])
+    refresh(ledger, Period(OCTOBER, now_ms), now_ms)
+    assert keeper.run(now_ms + 2 * MINUTE_MS) == 0
