@@ -7,9 +7,11 @@ import functools
 import gc
 import itertools
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Generator, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +40,7 @@ def use_memory() -> None:
 
 guardian.enter()
 use_memory()
+gc.disable()  # what is collected stays: looking at it again and again is a sixth of the time
 profiles.load()
 # Threads of OpenMP wait for each other by spinning: beside other tests two of them take five times
 # as long as one.
@@ -59,6 +62,21 @@ def command_of(app: Any) -> Any:
     from typer.main import get_command
 
     return whole_command() if app.info.name == "gpuledger" else get_command(app)
+
+
+WHOLLY_SLOW = re.compile(r"^pytestmark = .*pytest\.mark\.slow", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import a file of which `./dev test` or `./dev test --slow` takes nothing, unless it is
+    named: collecting all costs each process ten seconds.
+    """
+    if not re.fullmatch(r"test_.*\.py", collection_path.name):
+        return None
+    text, marks = collection_path.read_text(encoding="utf-8"), config.option.markexpr
+    if marks.startswith("not slow"):
+        return bool(WHOLLY_SLOW.search(text)) or None
+    return (marks.startswith("slow") and "mark.slow" not in text) or None
 
 
 WORLDS = ("tests/dashboards/", "tests/pages/test_site", "tests/postgres/mcp/")
@@ -194,6 +212,7 @@ def pytest_collection_finish() -> None:
     collects them: nanobind, of an extension module, complains of what it leaves.
     """
     gc.freeze()
+    gc.enable()
     atexit.register(gc.unfreeze)
     if testing := sys.modules.get("typer.testing"):
         testing._get_command = command_of  # type: ignore[attr-defined]
