@@ -92,7 +92,7 @@ def test_it_ends_well_with_a_summary(demo):
         "(unallocated)",
         "(unattributed)",
         f"Proof:         It holds on each of {DAYS} days",
-        "GPUs of pool default at ",
+        "GPUs of pool default on ",
         "Capacity:      default: hold ",
         "mails in mails/",
     ):

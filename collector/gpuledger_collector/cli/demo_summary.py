@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
+from gpuledger_collector.accounting.period import parse_instant
 from gpuledger_common.escapes import escape_text
+from gpuledger_common.instants import to_datetime
 from gpuledger_common.plurals import plural
 
 MAX_OWNERS = 11
@@ -61,16 +64,19 @@ def _bill(folder: Path) -> list[str]:
     most = MAX_OWNERS + 1 if len(rows) == MAX_OWNERS + 1 else MAX_OWNERS
     shown = [
         f"  {escape_text(row['team'] or '(unattributed)'):15}{float(row['gpu_hours']):>12,.1f}"
-        f" GPU-hours{row['cost']:>14} {row['currency']}"
+        f" GPU-hours{_money(row):>18}"
         for row in rows[:most]
     ]
     more = [f"  and {plural(len(rows) - most, 'more owner')}"] if len(rows) > most else []
     totals = [
-        f"  {'total':15}{float(row['gpu_hours']):>12,.1f} GPU-hours{row['cost']:>14}"
-        f" {row['currency']}"
+        f"  {'total':15}{float(row['gpu_hours']):>12,.1f} GPU-hours{_money(row):>18}"
         for row in bill["totals"]
     ]
     return [f"The bill of {bill['from'][:10]} to {bill['to'][:10]}", *shown, *more, *totals]
+
+
+def _money(row: Mapping[str, str]) -> str:
+    return f"{row['currency']} {Decimal(row['cost']):,}"
 
 
 def _line(lines: Sequence[str], words: str) -> str:
@@ -85,7 +91,8 @@ def _tomorrow(lines: Sequence[str]) -> str:
         return "-"
     last = rows[-1]
     low, likely, high = (f"{float(last[name]):.0f}" for name in ("q0.1", "q0.5", "q0.9"))
+    at = to_datetime(parse_instant(last["ts"]))
     return (
-        f"about {likely} GPUs of pool {escape_text(last['series'])} at {last['ts'][:16]} ({low} to"
-        f" {high} in 8 of 10)"
+        f"about {likely} GPUs of pool {escape_text(last['series'])} on {at.day} {at:%b}, {at:%H:%M}"
+        f" UTC ({low} to {high} in 8 of 10)"
     )
