@@ -21,6 +21,8 @@ from gpuledger_common.instants import to_datetime
 HEADROOM = 1.08
 MAX_DATES = 6
 """Under an axis: what a phone has room for."""
+TICKS = 4
+"""Steps of an axis, about."""
 DATES_HEIGHT = 26
 
 
@@ -105,6 +107,15 @@ def nice_top(value: float) -> float:
     return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= value * (1 - 1e-9))
 
 
+def axis_values(low: float, high: float) -> list[float]:
+    """Round values from at or below `low` to at or above `high`, zero among them."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    step = nice_top((high - low or 1.0) / TICKS)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    last = max(last, first + 1)
+    return [at * step for at in range(first, last + 1)]
+
+
 def short(value: float) -> str:
     """A number for an axis: 1,500 is `1.5k`."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -147,15 +158,13 @@ def stacked_bars(
     """Bars side by side. `names` are the CSS classes and words of the layers, from the bottom."""
     height, left, bottom, top_edge = 200, 44, 24, 12
     sums = [sum(stack.layers) for stack in stacks if stack.layers is not None]
-    top = nice_top(max(sums, default=0.0))
+    ticks = axis_values(0.0, max(sums, default=0.0))
+    top = ticks[-1]
     floor, room = height - bottom, height - bottom - top_edge
     body: list[Markup] = []
-    for part in (0.0, 0.5, 1.0):
-        y = floor - room * part
-        body += [
-            draw_line("grid", left, y, width, y),
-            label(left - 6, y + 4, short(top * part), "end"),
-        ]
+    for tick in ticks:
+        y = floor - room * tick / top
+        body += [draw_line("grid", left, y, width, y), label(left - 6, y + 4, short(tick), "end")]
     slot = (width - left) / max(len(stacks), 1)
     bar = max(slot * 0.72, 1.0)
     every = max(1, math.ceil(len(stacks) * 44 / (width - left)))
@@ -204,8 +213,8 @@ def spark(
     known = [value for value in values if value is not None]
     levels = [] if limit is None else [limit[0]]
     top = max([*known, *(high for _, _, high in band), *levels, 0.0]) * HEADROOM or 1.0
-    if axis:
-        top = nice_top(top)
+    ticks = axis_values(0.0, top) if axis else []
+    top = ticks[-1] if axis else top
     left, bottom = (54, DATES_HEIGHT if days else 6) if axis else (2, 2)
     room = height - bottom - (14 if axis else 6)
     steps = max(len(values) + len(band) - 1, 1)
@@ -218,11 +227,11 @@ def spark(
 
     body: list[Markup] = []
     if axis:
-        for part in (0.0, 0.5, 1.0):
-            y = height - bottom - room * part
+        for tick in ticks:
+            _, y = point_at(0, tick)
             body += [
                 draw_line("grid", left, y, width, y),
-                label(left - 6, y + 4, short(top * part), "end"),
+                label(left - 6, y + 4, short(tick), "end"),
             ]
         body += [draw_date(point_at(index, 0)[0], 14, height, width, date) for index, date in days]
     if band:

@@ -15,10 +15,10 @@ from markupsafe import Markup
 
 from gpuledger_collector.export.plots import (
     MAX_DATES,
+    axis_values,
     draw_line,
     draw_plot,
     label,
-    nice_top,
     number,
     path,
     short,
@@ -26,7 +26,6 @@ from gpuledger_collector.export.plots import (
 from gpuledger_common.escapes import escape_text
 
 WIDTH, LEFT, RIGHT = 720, 62, 6
-TICKS = 4
 FLOW_SCALE = 250
 """Height of the entire capacity in a flow."""
 SLOT, GAP = 27, 6
@@ -65,15 +64,6 @@ def draw_linked_plot(
     plot = draw_plot(WIDTH, height, title, description, body, kind)
     # A replacement within markup would be escaped.
     return Markup(str(plot).replace('role="img"', 'role="group"', 1))  # noqa: S704 - by draw_plot
-
-
-def axis_values(low: float, high: float) -> list[float]:
-    """Round values from at or below `low` to at or above `high`, zero among them."""
-    low, high = min(low, 0.0), max(high, 0.0)
-    step = nice_top((high - low or 1.0) / TICKS)
-    first, last = math.floor(low / step), math.ceil(high / step)
-    last = max(last, first + 1)
-    return [at * step for at in range(first, last + 1)]
 
 
 @dataclass(frozen=True, slots=True)

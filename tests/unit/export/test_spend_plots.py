@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_collector.export import html
+from gpuledger_collector.export.plots import axis_values
 from gpuledger_collector.export.spend import SHADES, team_css
 from gpuledger_collector.export.spend_plots import (
     FLOW_SCALE,
@@ -14,7 +15,6 @@ from gpuledger_collector.export.spend_plots import (
     FlowNode,
     Limit,
     Segment,
-    axis_values,
     draw_bars,
     draw_flow,
     draw_running_total,
@@ -36,6 +36,12 @@ def test_an_axis_holds_its_values_and_zero(low, spread):
     assert any(abs(value) < 1e-9 for value in values)
     steps = {round(after - before, 6) for before, after in pairwise(values)}
     assert max(steps) - min(steps) <= 1e-6 * max(1, *map(abs, values))
+
+
+def test_an_axis_ends_with_the_step_that_its_highest_value_is_in():
+    """A chart of 48 GPUs leaves no half of itself empty."""
+    assert axis_values(0, 48 * 1.08) == [0, 20, 40, 60]
+    assert axis_values(0, 4536) == [0, 2000, 4000, 6000]
 
 
 def test_every_bar_and_segment_is_a_link_with_words():
