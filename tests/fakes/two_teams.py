@@ -157,7 +157,7 @@ def _evidence(team: str) -> dict[str, object]:
         "rates": [],
         "days_before": 7,
         "cause": "scale-up",
-        "sentence": f"{team}-job holds 2 GPUs on average instead of 1 in the week before",
+        "sentence": f"{team}-job holds 2 GPUs on average instead of 1 in the same hours a week before",
         "workloads": [f"{team}-job"],
     }
 

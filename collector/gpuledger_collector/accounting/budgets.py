@@ -415,8 +415,8 @@ def _round_together(parts: Sequence[Fraction]) -> list[int]:
 
 
 def top(drivers: Sequence[Driver], count: int) -> list[Driver]:
-    """The first drivers, and the rest summed up in one more."""
-    if len(drivers) <= count:
+    """The first drivers, and the rest summed up in one more, which is never about one alone."""
+    if len(drivers) <= count + 1:
         return list(drivers)
     rest = drivers[count:]
     sums = [
@@ -425,5 +425,5 @@ def top(drivers: Sequence[Driver], count: int) -> list[Driver]:
     ]
     return [
         *drivers[:count],
-        Driver((f"{len(rest)} other{'s' if len(rest) > 1 else ''}",), "", *sums),
+        Driver((f"{len(rest)} others",), "", *sums),
     ]

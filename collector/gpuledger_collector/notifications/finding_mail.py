@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpuledger_collector.accounting.money import Money, round_amounts
-from gpuledger_collector.accounting.period import HOUR_MS
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.readable import hours_text
 from gpuledger_collector.insight.durations import lasting
 from gpuledger_collector.insight.findings import AT_LISTED_RATES, Finding
@@ -62,7 +62,7 @@ UNATTRIBUTED_NAME = "(unattributed)"
 STORM = "storm"
 """State of a spending episode that was found from its runs (insight.anomalies)."""
 HEADLINES = {
-    "runaway": "{name} runs far beyond its usual",
+    "runaway": "a run of {name} is far beyond earlier ones",
     "retry storm": "{name} is started again and again",
     "plateau": "{name} holds GPUs and uses none",
     "leak": "it grows day by day",
@@ -75,17 +75,17 @@ HEADLINES = {
 PARTS = {"price": "Price", "volume": "GPU-hours", "mix": "Models"}
 """The parts of a change as mails call them: dearer, more of it, or of dearer models."""
 TO_DO = {
-    "runaway": "Ask {whom} whether {name} should still run; if not, end it.",
+    "runaway": "Ask {whom} whether {name} should still run, and on so many GPUs; if not, end it.",
     "retry storm": (
-        "Ask {whom} to read the log of the last run of {name}: short runs one after the other"
-        " usually fail. Stop the retries until it is fixed."
+        "Ask {whom} whether the runs of {name} fail: the log of the last one says so. If they do,"
+        " its retries should stop until it is mended."
     ),
     "plateau": "Ask {whom} whether the GPUs of {name} can be given back: nothing runs on them.",
     "leak": (
         "No single day stands out. Compare the GPUs of {name} with those of a week ago: replicas or"
         " sessions that are never ended grow like this."
     ),
-    "new workload": "If it was planned, say that it is intended. If not, ask {whom} what it is for.",
+    "new workload": "Ask {whom} what it is for, if you do not know of it.",
     "price": "Nothing has to be stopped. See whether the new rate is meant:",
     "scale-up": "Ask {whom} whether so many GPUs for {name} are needed, and for how long.",
     "many small": "No workload alone explains it. Begin with the first ones under What changed.",
@@ -324,15 +324,13 @@ def anomaly(
         "whom": _users_text(notice.users) or "the team",
     }
     headline = HEADLINES.get(cause, "unusual spending").format_map(names)
-    why = "You are notified of each such episode once, while it is still cheap."
+    actions = [("See the hours and the workloads", "gpuledger anomalies")]
     link = None
     if links is not None:
         link = (INTENDED, links.notification(notice.notification_id, notice.at_ms + LINK_MS))
     else:
-        why += (
-            f" To say that it is intended: `gpuledger notifications ack {notice.notification_id}`."
-        )
-    actions = [("See the hours and the workloads", "gpuledger anomalies")]
+        acknowledge = f"gpuledger notifications ack {notice.notification_id}"
+        actions.insert(0, ("If it is intended, say so, and nobody is asked again", acknowledge))
     if cause in TO_DO:
         is_over = finding.resolved_ms is not None and cause != "price"
         to_do = IT_ENDED if is_over else TO_DO[cause]
@@ -345,14 +343,11 @@ def anomaly(
             MailBlock(f"Spending of {who}", "", _anomaly_rows(notice), (), link),
             *_anomaly_blocks(finding),
         ],
-        why=why,
+        why="You are notified of each such episode once.",
         tone=BAD if (finding.cost_micro or 0) >= 0 else CALM,
         open=None if pages is None else ("Open the episode", pages.anomalies(finding.subject)),
         actions=actions,
-        notes=[
-            f"Amounts are exact, {AT_LISTED_RATES}; that they are unusual is an estimate. "
-            "Time without data never counts as a saving."
-        ],
+        notes=[f"Amounts are exact, {AT_LISTED_RATES}. That they are unusual is an estimate."],
     ).content()
 
 
@@ -383,8 +378,21 @@ def _spent_text(finding: Finding) -> str:
     spent, usual = (
         Money(micro, finding.currency or "") for micro in (before + finding.cost_micro, before)
     )
-    percent = f" ({round(100 * finding.cost_micro / before):+} %)" if before else ""
+    # Of the amounts as they are read, so that whoever computes it again finds the same.
+    percent = (
+        f" ({round(100 * (spent.minor - usual.minor) / usual.minor):+} %)" if usual.minor else ""
+    )
     return f"{spent} instead of {usual}{percent}"
+
+
+def _use_text(evidence: Mapping[str, Any]) -> str:
+    """How much of its time that is known the GPUs of the cause worked; empty where none is known."""
+    busy_ms, idle_ms = (int(evidence.get(name, 0)) for name in ("busy_ms", "idle_ms"))
+    known_ms = busy_ms + idle_ms
+    if not known_ms or not (name := _first_workload(evidence)):
+        return ""
+    others = " and others" if len(evidence["workloads"]) > 1 else ""
+    return f"GPUs of {name}{others} were busy in {round(100 * busy_ms / known_ms)} % of their time"
 
 
 def _users_text(users: Sequence[str]) -> str:
@@ -397,21 +405,27 @@ def _users_text(users: Sequence[str]) -> str:
 
 def _anomaly_verdict(finding: Finding, who: str) -> str:
     """What happened, how much it is, since when, and whether it goes on."""
-    evidence = finding.evidence
-    days_before = int(evidence.get("days_before", 7))
-    before = "a week" if days_before == 7 else plural(days_before, "day")
     verdict = (
-        f"{who} has spent {_change_text(finding)} than in the same hours {before} before since"
+        f"{who} has spent {_change_text(finding)} than in {_hours_before(finding)} since"
         f" {instant(finding.since_ms)}."
     )
-    if sentence := safe_name(str(evidence.get("sentence", "")), 400):
-        verdict += f" Likely cause: {sentence}."
+    if sentence := safe_name(str(finding.evidence.get("sentence", "")), 400):
+        verdict += f" {'Cause' if finding.state == 'price' else 'Likely cause'}: {sentence}."
     if finding.resolved_ms is not None:
         return f"{verdict} It ended at {instant(finding.until_ms)}."
     if (finding.cost_micro or 0) > 0 and finding.per_day_micro:
-        day_text = str(Money(finding.per_day_micro, finding.currency or ""))
-        verdict += f" Each further day costs {day_text} more."
+        hour, day_long = (
+            Money(micro, finding.currency or "")
+            for micro in (finding.per_day_micro * HOUR_MS // DAY_MS, finding.per_day_micro)
+        )
+        verdict += f" At this pace it is {hour} an hour, {day_long} a day."
     return verdict
+
+
+def _hours_before(finding: Finding) -> str:
+    """The hours that an episode is compared with."""
+    days = int(finding.evidence.get("days_before", 7))
+    return f"the same hours {'a week' if days == 7 else plural(days, 'day')} before"
 
 
 def _anomaly_rows(notice: AnomalyNotice) -> list[tuple[str, str]]:
@@ -421,9 +435,12 @@ def _anomaly_rows(notice: AnomalyNotice) -> list[tuple[str, str]]:
     rows = [("When", f"since {instant(finding.since_ms)}, {state} {instant(finding.until_ms)}")]
     if notice.users:
         rows.append(("Run by", _users_text(notice.users)))
-    if spent := _spent_text(finding):
-        rows.append(("Cost", spent))
-    rows.append(("Change", str(Money(finding.cost_micro or 0, currency))))
+    if use := _use_text(finding.evidence):
+        rows.append(("Use", use))
+    spent = _spent_text(finding)
+    rows.append(
+        ("Cost", spent) if spent else ("Change", str(Money(finding.cost_micro or 0, currency)))
+    )
     amounts = _amounts([int(finding.evidence.get(f"{part}_micro", 0)) for part in PARTS], currency)
     parts = [
         (label, amount)
@@ -432,7 +449,7 @@ def _anomaly_rows(notice: AnomalyNotice) -> list[tuple[str, str]]:
     ]
     # One part alone is the change itself, and a storm is about its runs.
     rows += parts if len(parts) > 1 and finding.state != STORM else ()
-    rows.append(("Confidence", _confidence_text(finding)))
+    rows.append(("How sure", _confidence_text(finding)))
     return rows
 
 
@@ -448,32 +465,32 @@ def _anomaly_blocks(finding: Finding) -> list[MailBlock]:
         name = safe_name(str(driver["workload"]), 60) + (f" ({model})" if model else "")
         if amount != str(Money(0, currency)):
             changes.append((name, amount))
+    is_price = evidence.get("cause") == "price"
     if changes:
         on = f", all on {safe_name(models.pop())}" if len(models) == 1 else ""
-        place = f"against the same hours before{on}; adds up to the change"
-        blocks.append(MailBlock("What changed", place, changes))
+        title = "What pays the new rate" if is_price else "What changed"
+        blocks.append(MailBlock(title, f"against {_hours_before(finding)}{on}", changes))
     rates = [
         (f"{rate['model']} in {rate['pool']}", f"{rate['before']} before, {rate['now']} now")
         for rate in evidence.get("rates", [])
     ]
-    if rates:
+    # Where they are the cause, its sentence says them.
+    if rates and not is_price:
         blocks.append(MailBlock("Rates that changed", "", rates))
     return blocks
 
 
 def _confidence_text(finding: Finding) -> str:
-    """What the confidence of an episode means: its share of flagged hours, or a guess."""
-    percent = f"{round(finding.confidence * 100)} %"
+    """On what it rests that an episode is unusual: its hours, the price book, or less."""
     if finding.state == STORM:
-        return f"{percent}, a guess: found from its runs, not from its cost"
+        return "likely, not certain: how its runs ended is not known"
     if finding.state in {"price", "both"}:
-        return f"{percent}: the price book shows the new rate"
+        return "certain: the price book has the new rate"
     if "highest_score" not in finding.evidence:
-        return f"{percent}, a guess: found within minutes, before an hour was complete"
+        return "a guess: found within minutes, before an hour was complete"
     hours = (finding.until_ms - finding.since_ms) // HOUR_MS
-    if hours < FEW_HOURS:
-        return f"{percent} of its {plural(hours, 'hour')} so far: early, it may end by itself"
-    return f"{percent} of its {hours} hours are unusual"
+    unusual = f"unusual in {round(finding.confidence * hours)} of {plural(hours, 'hour')}"
+    return f"{unusual} so far: early, it may end by itself" if hours < FEW_HOURS else unusual
 
 
 def write_reclaim_mail(action: ReclaimAction, workload: IdleWorkload | None) -> Content:

@@ -324,9 +324,9 @@ def test_a_storm_is_told_of_its_job_also_where_it_costs_less() -> None:
 @pytest.mark.parametrize(
     ("state", "score", "said"),
     [
-        ("usage", 9.5, "92 % of its 30 hours are unusual"),
-        ("usage", None, "92 %, a guess: found within minutes"),
-        ("storm", None, "92 %, a guess: found from its runs"),
+        ("usage", 9.5, "unusual in 28 of 30 hours"),
+        ("usage", None, "a guess: found within minutes"),
+        ("storm", None, "likely, not certain: how its runs ended is not known"),
     ],
 )
 def test_how_sure_says_what_it_is_made_of(state: str, score: float | None, said: str) -> None:
@@ -336,7 +336,7 @@ def test_how_sure_says_what_it_is_made_of(state: str, score: float | None, said:
     made = finding_mail.anomaly(
         AnomalyNotice(21, replace(ANOMALY, state=state, evidence=evidence), NOW)
     )
-    assert f"Confidence {said}" in " ".join(made.text.split())
+    assert f"How sure {said}" in " ".join(made.text.split())
 
 
 def test_the_parts_of_an_anomaly_add_up_to_the_cent() -> None:

@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 from itertools import pairwise
 from statistics import median
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, MINUTE_MS
 from gpuledger_collector.accounting.quantity import GPU_MICRO
+from gpuledger_collector.accounting.reserved_names import UNNAMED
 from gpuledger_collector.insight.durations import lasting
 from gpuledger_common.instants import to_datetime
 from gpuledger_common.plurals import plural
@@ -56,6 +58,8 @@ NEW_MS = DAY_MS
 """A name is new when its first run began at most so long before its episode: spending stands out
 hours after what makes it.
 """
+TENTH_DIGITS = 5
+"""Digits of micro-GPUs below a tenth of a GPU."""
 MOST_OF_RISE = 0.5
 """A cause explains an episode when it makes this share of the rise."""
 
@@ -110,7 +114,7 @@ class AnomalyCase:
     """An episode of one owner and all evidence for its cause.
 
     `runs` are all known runs of the owner, before the episode and in it. `moved` is the change of
-    cost by workload name against the same hours before, in micro-units. `daily` is the mean hourly
+    cost by workload name against the same hours `back_ms` before, in micro-units. `daily` is the mean hourly
     cost of each 24 hours of the episode and of the two days before it, in any unit.
     """
 
@@ -123,6 +127,7 @@ class AnomalyCase:
     currency: str = ""
     rates: Sequence[RateChange] = ()
     daily: Sequence[float] = ()
+    back_ms: int = 7 * DAY_MS
 
     def contains(self, run: WorkloadRun) -> bool:
         """Whether a run overlaps the episode."""
@@ -138,6 +143,12 @@ class AnomalyCase:
     def rise(self) -> int:
         """Sum of their changes."""
         return sum(self.moved[name] for name in self.risen)
+
+    @property
+    def hours_before(self) -> str:
+        """What the episode is compared with, in words."""
+        days = self.back_ms // DAY_MS
+        return f"the same hours {'a week' if days == 7 else plural(days, 'day')} before"
 
     @cached_property
     def dominant(self) -> Sequence[WorkloadRun]:
@@ -184,7 +195,8 @@ def _price(case: AnomalyCase) -> AnomalyCause | None:
     if not case.price_micro or case.price_micro < MOST_OF_RISE * max(sum(case.moved.values()), 1):
         return None
     rates = [
-        f"{rate.model} costs {rate.now} {case.currency} an hour instead of {rate.before}"
+        f"a GPU-hour of {rate.model} in pool {rate.pool or UNNAMED} costs"
+        f" {rate_text(rate.now, case.currency)} instead of {rate_text(rate.before, case.currency)}"
         for rate in case.rates
     ]
     return AnomalyCause(
@@ -230,10 +242,10 @@ def _plateau(case: AnomalyCase) -> AnomalyCause | None:
     # Runs that overlap hold their GPUs together; runs in succession hold the same ones again.
     simultaneous = max(run.start_ms for run in runs) < min(run.end_ms for run in runs)
     gpus = gpus_text((sum if simultaneous else max)(run.gpu_micro for run in runs))
-    end = "and still holds them" if any(run.ongoing for run in runs) else f"to {weekday(last)}"
+    end = "and still holds them" if any(run.ongoing for run in runs) else f"to {instant_text(last)}"
     name = runs[0].name
     sentence = (
-        f"{name} has held {gpus} flat for {lasting(last - first)}, from {weekday(first)} {end}"
+        f"{name} has held {gpus} flat for {lasting(last - first)}, from {instant_text(first)} {end}"
     )
     return AnomalyCause(PLATEAU, f"{sentence}, and used {100 * busy / known:.1f} % of it", (name,))
 
@@ -261,8 +273,8 @@ def _runaway(case: AnomalyCase) -> AnomalyCause | None:
     if not (long or (comparable.same_name and largest >= FAR_MORE * most)):
         return None
     if not long:
-        held = "has held" if any(run.ongoing for run in runs) else "held"
-        sentence = f"{longest_run.name} {held} {gpus_text(largest)}; {description} held"
+        held = "holds" if any(run.ongoing for run in runs) else "held"
+        sentence = f"one run of {longest_run.name} {held} {gpus_text(largest)}; {description} held"
         sentence += f" {gpus_text(most)} at most before"
         return AnomalyCause(RUNAWAY, sentence, (longest_run.name,))
     ran = "has run" if longest_run.ongoing else "ran"
@@ -307,19 +319,23 @@ def _new(case: AnomalyCase) -> AnomalyCause | None:
     if not new or share < MOST_OF_RISE * case.rise:
         return None
     runs = [run for run in case.runs if run.name in new and case.contains(run)]
-    gpus = gpus_text(max((run.gpu_micro for run in runs), default=0))
-    first = weekday(min((run.start_ms for run in runs), default=case.begin_ms))
-    on = f"on up to {gpus} each" if len(runs) > 1 else f"on {gpus}"
+    first = instant_text(min((run.start_ms for run in runs), default=case.begin_ms))
     sentence = (
         f"{new[0]} is new since {first}"
         if len(new) == 1
-        else f"{len(new)} names are new since {first}, {new[0]} the dearest of them"
+        else f"{len(new)} workload names are new since {first}, such as {new[0]}"
     )
-    return AnomalyCause(
-        NEW,
-        f"{sentence}, {plural(len(runs), 'run')} {on}: {100 * share // case.rise} % of the rise",
-        tuple(new[:5]),
-    )
+    sentence += f", {plural(len(runs), 'run')} on {_sizes_text(runs)}"
+    # All of what rose needs no number; others may cost less at the same time.
+    if share < case.rise:
+        sentence += f": {100 * share // case.rise} % of what rose"
+    return AnomalyCause(NEW, sentence, tuple(new[:5]))
+
+
+def _sizes_text(runs: Sequence[WorkloadRun]) -> str:
+    sizes = {run.gpu_micro for run in runs}
+    gpus = gpus_text(max(sizes, default=0))
+    return f"{'up to ' if len(sizes) > 1 else ''}{gpus}{' each' if len(runs) > 1 else ''}"
 
 
 def _scale_up(case: AnomalyCase) -> AnomalyCause | None:
@@ -333,25 +349,39 @@ def _scale_up(case: AnomalyCase) -> AnomalyCause | None:
     # The week before, or as much of it as there is evidence for: a mean over unknown days would be
     # too low.
     since = max(week_ms, min((run.start_ms for run in case.runs), default=case.begin_ms))
-    scaled, means = [], ""
+    scaled = []
     for name in case.risen:
         old = before[name] / max(1, case.begin_ms - since)
         new = now[name] / (case.until_ms - case.begin_ms)
         if new > 0 and new >= SCALED * old:
             scaled.append(name)
-            means = means or (
-                f"{name} holds {new / GPU_MICRO:.1f} GPUs on average instead of"
-                f" {old / GPU_MICRO:.1f} in the week before"
-            )
     share = sum(case.moved[name] for name in scaled)
     if share < MOST_OF_RISE * case.rise or not scaled:
         return None
     # Where the first does not make most of it alone, they are told together.
-    if case.moved[scaled[0]] < MOST_OF_RISE * case.rise:
-        percent = 100 * share // case.rise
-        means = f"{len(scaled)} workloads hold more GPUs and make {percent} % of the rise; {means}"
-        return AnomalyCause(SCALE_UP, means, tuple(scaled[:5]))
-    return AnomalyCause(SCALE_UP, means, (scaled[0],))
+    if case.moved[scaled[0]] >= MOST_OF_RISE * case.rise:
+        return AnomalyCause(SCALE_UP, _means_text(case, scaled[0]), (scaled[0],))
+    sentence = f"{len(scaled)} workloads hold more GPUs; {_means_text(case, scaled[0])}"
+    return AnomalyCause(SCALE_UP, sentence, tuple(scaled[:5]))
+
+
+def _means_text(case: AnomalyCase, name: str) -> str:
+    """What a name holds on average beside the hours that its money is compared with."""
+    now, before = (
+        sum(
+            _held_in_window(run, case.begin_ms - back_ms, case.until_ms - back_ms)
+            for run in case.runs
+            if run.name == name
+        )
+        // (case.until_ms - case.begin_ms)
+        for back_ms in (0, case.back_ms)
+    )
+    # To a tenth, as one reads a mean.
+    means = [round(mean, -TENTH_DIGITS) for mean in (now, before)]
+    usual = gpus_text(means[1]).partition(" ")[0] if means[1] else "none"
+    return (
+        f"{name} holds {gpus_text(means[0])} on average instead of {usual} in {case.hours_before}"
+    )
 
 
 def _held_in_window(run: WorkloadRun, begin_ms: int, until_ms: int) -> int:
@@ -478,12 +508,22 @@ def _unusual(series: Sequence[WorkloadRun], before: Sequence[WorkloadRun]) -> bo
     return len(series) >= STORM_TIMES * most
 
 
+def rate_text(rates: str, currency: str) -> str:
+    """Write the rates of an hour: `USD 2.50`, `USD 2.50 and 2.875`."""
+    texts = [
+        rate if len(rate.partition(".")[2]) > 1 else f"{Decimal(rate):.2f}"
+        for rate in rates.split(", ")
+    ]
+    return f"{currency} {' and '.join(texts)}".strip()
+
+
 def gpus_text(gpu_micro: int) -> str:
     """Write `1 GPU`, `4 GPUs`, `0.5 GPUs`."""
     count = gpu_micro / GPU_MICRO
     return plural(f"{count:.2f}".rstrip("0").rstrip("."), "GPU")
 
 
-def weekday(at_ms: int) -> str:
-    """Write `Friday 18:00 UTC`."""
-    return to_datetime(at_ms).strftime("%A %H:%M UTC")
+def instant_text(at_ms: int) -> str:
+    """Write `20 Nov, 18:00 UTC`."""
+    at = to_datetime(at_ms)
+    return f"{at.day} {at:%b, %H:%M} UTC"

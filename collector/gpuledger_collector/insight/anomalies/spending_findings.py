@@ -37,7 +37,7 @@ MIN_SHARE_OF_DAY = 0.05
 """Episodes below this part of the team's usual day, over the expected cost or over the same hours
 before, are not worth a person's time; a dearer rate always is.
 """
-SHOWN_DRIVERS = 5
+SHOWN_DRIVERS = 8
 MOST_IDS = 20
 STORM = "storm"
 FIRST_MINUTE = "first_minute_ms"
@@ -49,7 +49,8 @@ BY_MINUTES = "by_minutes"
 an hour yet.
 """
 SEEN_IN_LONG_RUNNING = (
-    f"it shows among workloads older than {LONG_RUNNING_HOURS} hours, and not in the team's total"
+    f"seen in what runs for over {LONG_RUNNING_HOURS} hours: the team's total varies too much to"
+    " show it"
 )
 STORM_ENDED_MS = 2 * HOUR_MS
 """A storm without a run for this long has ended."""
@@ -97,7 +98,7 @@ def _episode_finding(
     evidence = _evidence(
         changes,
         rates,
-        _cause(team, detection, episode, start_ms, until_ms, changes, rates),
+        _cause(team, detection, episode, start_ms, until_ms, back_ms, changes, rates),
         back_ms,
         [run for run in team.runs if run.start_ms < until_ms and run.end_ms > start_ms],
     )
@@ -178,12 +179,15 @@ def _same_episode(
 
 def cause_evidence(cause: AnomalyCause, runs: Iterable[WorkloadRun]) -> dict[str, object]:
     """A cause as a finding stores it, with the latest runs of the episode that it is about."""
-    ids = dict.fromkeys(run.workload_id for run in runs if run.name in cause.workloads)
+    about = [run for run in runs if run.name in cause.workloads]
+    ids = dict.fromkeys(run.workload_id for run in about)
     return {
         "cause": cause.kind,
         "sentence": cause.sentence,
         "workloads": list(cause.workloads),
         WORKLOADS: list(ids)[-MOST_IDS:],
+        "busy_ms": sum(run.busy_ms for run in about),
+        "idle_ms": sum(run.idle_ms for run in about),
     }
 
 
@@ -222,6 +226,7 @@ def _cause(
     episode: AnomalyEpisode,
     start_ms: int,
     until_ms: int,
+    back_ms: int,
     changes: Sequence[Driver],
     rates: Sequence[Mapping[str, str]],
 ) -> AnomalyCause:
@@ -242,6 +247,7 @@ def _cause(
             team.currency,
             [RateChange(**rate) for rate in rates],
             [float(np.nanmean(day)) for day in days if np.isfinite(day).any()],
+            back_ms,
         )
     )
 

@@ -130,7 +130,7 @@ def test_a_reservation_that_nobody_uses_is_a_plateau():
     assert told.kind == "plateau"
     assert (
         told.sentence
-        == "weekend-hold has held 2 GPUs flat for 62 hours, from Friday 18:00 UTC to Monday 08:00"
+        == "weekend-hold has held 2 GPUs flat for 62 hours, from 25 Sep, 18:00 UTC to 28 Sep, 08:00"
         " UTC, and used 0.0 % of it"
     )
     busy = replace(hold, busy_ms=hold.idle_ms // 2)
@@ -164,20 +164,22 @@ def test_a_dearer_rate_is_named():
         )
     )
     assert told.kind == "price"
-    assert told.sentence == "H100 costs 3.1 USD an hour instead of 2.5"
+    assert told.sentence == "a GPU-hour of H100 in pool train costs USD 3.10 instead of USD 2.50"
 
 
 def test_names_never_seen_before_are_new():
     told = explain(case([*past(many=3), run("moe", FRIDAY, 20, 8)], {"moe": 900, "train": 100}))
     assert told.kind == "new workload"
-    assert told.sentence == "moe is new since Friday 18:00 UTC, 1 run on 8 GPUs: 90 % of the rise"
+    assert told.sentence == "moe is new since 25 Sep, 18:00 UTC, 1 run on 8 GPUs: 90 % of what rose"
 
 
 def test_the_same_workloads_on_more_gpus_scale_up():
     serve = [run("chat", FRIDAY - 7 * DAY_MS, 168, 2), run("chat", FRIDAY, 48, 3)]
     told = explain(case(serve, {"chat": 500}))
     assert told.kind == "scale-up"
-    assert told.sentence == "chat holds 3.0 GPUs on average instead of 2.0 in the week before"
+    assert (
+        told.sentence == "chat holds 3 GPUs on average instead of 2 in the same hours a week before"
+    )
 
 
 def test_no_single_cause_is_many_small():
