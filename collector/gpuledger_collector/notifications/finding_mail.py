@@ -66,7 +66,7 @@ HEADLINES = {
     "retry storm": "{name} is started again and again",
     "plateau": "{name} holds GPUs and uses none",
     "leak": "it grows day by day",
-    "new workload": "new: {name}",
+    "new workload": "new workload {name}",
     "price": "a rate changed",
     "scale-up": "more GPUs for {name}",
     "many small": "many workloads cost more",
@@ -317,7 +317,6 @@ def anomaly(
     # The cost is that of the one job; the team as a whole may have spent less.
     if finding.state == STORM:
         who = f"{_first_workload(evidence)} of {who}"
-    change = _change_text(finding)
     cause = str(evidence.get("cause", ""))
     names = {
         "name": _subject_of(evidence),
@@ -336,8 +335,8 @@ def anomaly(
         to_do = IT_ENDED if is_over else TO_DO[cause]
         actions.insert(0, (to_do.format_map(names), SEE_RATES if cause == "price" else ""))
     return MailPage(
-        subject=f"[GPU spending] {safe_name(finding.subject, 80)}: {headline}, {change} since"
-        f" {instant(finding.since_ms)}",
+        subject=f"[GPU spending] {safe_name(finding.subject, 80)}: {headline}, {_pace_text(finding)}"
+        f" since {instant(finding.since_ms)}",
         verdict=_anomaly_verdict(finding, who),
         blocks=[
             MailBlock(f"Spending of {who}", "", _anomaly_rows(notice), (), link),
@@ -368,6 +367,13 @@ def _change_text(finding: Finding) -> str:
     """
     cost = finding.cost_micro or 0
     return f"{Money(abs(cost), finding.currency or '')} {'more' if cost >= 0 else 'less'}"
+
+
+def _pace_text(finding: Finding) -> str:
+    """`USD 412.00 a day more` of what goes on and costs more, else what it came to."""
+    if finding.resolved_ms is not None or not finding.per_day_micro or finding.per_day_micro < 0:
+        return _change_text(finding)
+    return f"{Money(finding.per_day_micro, finding.currency or '')} a day more"
 
 
 def _spent_text(finding: Finding) -> str:
