@@ -38,7 +38,7 @@ from gpuledger_collector.insight.pool_outlook import Outlook
 from gpuledger_collector.services.absence import explain_absence
 from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.forecasts import MOST_POOLS, forecast_records, stored_outlook
-from gpuledger_collector.services.free_gpus import read_free_gpus
+from gpuledger_collector.services.free_gpus import read_free_gpus, read_fullest_hour
 from gpuledger_collector.services.month_proof import keep_results, read_trust
 
 DAY_STATES: Mapping[str, tuple[str, Callable[[DatedCheck], bool]]] = {
@@ -99,6 +99,9 @@ def demand_page(
         free = [item for item in models if narrowing.model in {"", free_gpus.name_model(item)}]
         if view.wants_csv and not is_demand_csv:
             return csv_file(free_gpus.FREE_MODELS.csv_rows(free), "free-gpus")
+        fullest = read_fullest_hour(
+            connection, now_ms, narrowing.pool, narrowing.q, narrowing.model
+        )
         every_record = forecast_records(connection, "pool")
         whole = outlook.get(now_ms)
         shown = stored_outlook(connection, now_ms) if whole is None else whole
@@ -140,6 +143,7 @@ def demand_page(
         form=_demand_form(site, narrowing, every_record, shown, models, wanted),
         free=[_free_facts(item, site, narrowing.model, zone) for item in free],
         tomorrow=free_gpus.say_tomorrow(free, zone),
+        fullest="" if fullest is None else free_gpus.say_fullest(fullest, site.calendar),
         unlisted=free_gpus.say_unlisted([item.now for item in free]),
         counts=sorted({gpus for item in free for gpus in item.at_once if item.week_of(gpus)}),
         zone=zone,

@@ -47,6 +47,7 @@ from gpuledger_collector.export.findings import (
     count_gpus,
     free_facts,
     gpus_and_slices,
+    say_whom_to_ask,
 )
 from gpuledger_collector.export.free_gpus import say_tomorrow
 from gpuledger_collector.export.list_form import list_form
@@ -446,6 +447,7 @@ def _holder_facts(holders: DearestHolders, now_ms: int) -> dict[str, Any]:
                 ),
                 "per_day": item.per_day,
                 "command": item.command,
+                "ask": say_whom_to_ask(item.user, is_partly_busy=item.is_partly_busy),
             }
             for item in holders.items
         ],

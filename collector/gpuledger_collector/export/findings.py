@@ -60,6 +60,13 @@ PRICE_CAUSES = {
 }
 
 
+def say_whom_to_ask(user: str, *, is_partly_busy: bool) -> str:
+    """What to do about a holder that no command ends."""
+    if is_partly_busy:
+        return PARTLY_BUSY
+    return f"No command ends it from here: ask {user or 'its user'} to."
+
+
 def _hours(ms: int) -> Decimal:
     return (Decimal(ms) / HOUR_MS).quantize(TENTH)
 

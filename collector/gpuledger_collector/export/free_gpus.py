@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 
+from markupsafe import Markup
+
+from gpuledger_collector.accounting.period import Calendar
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+from gpuledger_collector.accounting.readable import percent, round_text
+from gpuledger_collector.export.instants import say_instant
 from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.insight.findings import FREE_MINUTES
 from gpuledger_collector.insight.free_gpus import (
     COUNTS,
+    DAYS,
     LIKELY,
     MORNING,
     Availability,
     FreeAtOnce,
     FreeModel,
+    FullestHour,
     ModelNow,
 )
 from gpuledger_common.plurals import plural
@@ -165,6 +174,19 @@ def say_tomorrow(items: Sequence[FreeModel], zone: str) -> str:
         counts.append(plural(more, "more model"))
     when = f"tomorrow {_say_morning('from', 'to', zone)}, as on {known[0].tomorrow}s before"
     return f"Likely to be free at once {when}: {', '.join(counts)}."
+
+
+def say_fullest(hour: FullestHour, calendar: Calendar) -> Markup:
+    """When most GPUs of the last days were held, and how many of how many."""
+    held, seen = (Decimal(gpu_ns) / GPU_NS_PER_HOUR for gpu_ns in (hour.held_ns, hour.seen_ns))
+    return Markup(
+        "Fullest of the last {} days: the hour from {}, in which {} of {} GPUs were held ({})."
+    ).format(
+        DAYS,
+        say_instant(hour.at_ms, hour.at_ms, calendar),
+        *(round_text(gpus, 1) for gpus in (held, seen)),
+        percent(held / seen),
+    )
 
 
 def say_unlisted(models: Sequence[ModelNow]) -> str:

@@ -149,6 +149,17 @@ def _hour_after(clock: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class FullestHour:
+    """The hour in which most GPU-time was held: its begin in unix ms, and GPU-nanoseconds held and
+    observed in it.
+    """
+
+    at_ms: int
+    held_ns: int
+    seen_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class FreeModel:
     """A model: its GPUs now, the hours looked at, and in how many of them so many were free at
     once: for each of COUNTS that it has, and for as many as were asked for.

@@ -81,7 +81,8 @@ class CurrencyTotal:
 class IdleHolder:
     """A workload that could give accelerators back now, and what each further day of them costs.
 
-    `command` ends it; empty where that would end work that still runs, or where no command can.
+    `command` ends it; empty where that would end work that still runs (`is_partly_busy`), or where no
+    command can.
     """
 
     name: str
@@ -94,6 +95,7 @@ class IdleHolder:
     since_ms: int
     per_day: Money
     command: str
+    is_partly_busy: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +306,7 @@ def list_idle_holders(found: FindingList, remedies: IdleRemedies) -> list[IdleHo
 
 def _idle_holder(items: Sequence[NamedFinding], remedies: IdleRemedies) -> IdleHolder:
     first, slices = items[0], sum(item.is_slice for item in items)
+    remedy = remedies.get(first.key, NO_REMEDY)
     return IdleHolder(
         name=first.job,
         key=first.workload_key,
@@ -314,7 +317,8 @@ def _idle_holder(items: Sequence[NamedFinding], remedies: IdleRemedies) -> IdleH
         slices=slices,
         since_ms=min(item.since_ms for item in items),
         per_day=Money(sum(item.per_day_micro or 0 for item in items), first.currency or ""),
-        command=remedies.get(first.key, NO_REMEDY).command,
+        command=remedy.command,
+        is_partly_busy=remedy.is_partly_busy,
     )
 
 

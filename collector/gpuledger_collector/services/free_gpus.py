@@ -16,6 +16,7 @@ from gpuledger_collector.insight.free_gpus import (
     MORNING_DAYS,
     FreeHour,
     FreeModel,
+    FullestHour,
     ModelNow,
     count_free,
     day_kind,
@@ -23,7 +24,7 @@ from gpuledger_collector.insight.free_gpus import (
 )
 from gpuledger_collector.storage.capacity import free_gpus
 from gpuledger_collector.storage.capacity.free_gpus import PoolChoice, PresentModel, UsedModelHour
-from gpuledger_collector.storage.ledger import zones
+from gpuledger_collector.storage.ledger import pool_hours, zones
 from gpuledger_collector.storage.ledger.pool_hours import join_hours
 from gpuledger_collector.storage.locks import Connection
 
@@ -67,6 +68,23 @@ def read_free_gpus(
         )
         for model in models
     ]
+
+
+def read_fullest_hour(
+    connection: Connection, now_ms: int, pool: str = "", words: str = "", model: str = ""
+) -> FullestHour | None:
+    """Read the hour of the last DAYS in which most GPU-time was held, the latest of equal ones; None
+    where nothing was. Of one pool, of pools whose name has these words, of a model (empty: of all).
+    """
+    pools = PoolChoice(pool, words)
+    end_ms = now_ms - now_ms % HOUR_MS
+    sums: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+    for hour in pool_hours.read(connection, Period(end_ms - DAYS * DAY_MS, end_ms)):
+        if pools.admits(hour.pool) and model in {"", hour.model}:
+            sums[hour.hour_ms][0] += hour.held_ns
+            sums[hour.hour_ms][1] += hour.seen_ns
+    held_ns, at_ms = max(((held, at_ms) for at_ms, (held, _) in sums.items()), default=(0, 0))
+    return FullestHour(at_ms, held_ns, sums[at_ms][1]) if held_ns else None
 
 
 def count_free_now(connection: Connection, now_ms: int, pool: str = "") -> list[ModelNow]:

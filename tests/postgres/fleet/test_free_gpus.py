@@ -9,12 +9,13 @@ from fakes.collector import running
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from fakes.pages import Page
 from fakes.two_teams import token
-from gpuledger_collector.accounting.period import HOUR_MS
+from gpuledger_collector.accounting.period import HOUR_MS, UTC_DAYS
 from gpuledger_collector.api import fleet_pages
 from gpuledger_collector.export.free_gpus import (
     FREE_MODELS,
     name_model,
     say_availability,
+    say_fullest,
     say_tomorrow,
     say_unlisted,
 )
@@ -22,12 +23,13 @@ from gpuledger_collector.insight.free_gpus import (
     WEEKDAY,
     WEEKEND,
     FreeHour,
+    FullestHour,
     ModelNow,
     count_free,
     count_likely,
 )
 from gpuledger_collector.services import free_gpus as service
-from gpuledger_collector.services.free_gpus import read_free_gpus
+from gpuledger_collector.services.free_gpus import read_free_gpus, read_fullest_hour
 from gpuledger_collector.storage.database import Database
 
 H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
@@ -108,6 +110,23 @@ def test_without_a_number_the_usual_ones_are_counted(seen, dsn):
     assert list(found[L4].at_once) == [1]
     assert found[H100].asked is None
     assert list(ask(dsn, wanted=3)[H100].at_once) == [1, 2, 3]
+
+
+def test_the_fullest_hour_of_the_week_is_named(seen, dsn):
+    """In all but the first day a GPU is held for ten minutes of each hour: of equal hours the last.
+    What nobody observed is in neither number.
+    """
+    with Database(dsn).transaction(read_only=True) as connection:
+        found = read_fullest_hour(connection, NOW_MS)
+        assert found == FullestHour(
+            OCTOBER + FIRST + 167 * HOUR, HOUR // 6 * 1_000_000, 2 * HOUR * 1_000_000
+        )
+        assert read_fullest_hour(connection, NOW_MS, pool="train", model=H100) == found
+        assert read_fullest_hour(connection, NOW_MS, model=L4) is None
+        assert read_fullest_hour(connection, NOW_MS, words="serve") is None
+    said = str(say_fullest(found, UTC_DAYS))
+    assert said.startswith("Fullest of the last 7 days: the hour from <time ")
+    assert said.endswith("in which 0.2 of 2.0 GPUs were held (8 %).")
 
 
 def count(now, by_clock, wanted=None, tomorrow=WEEKDAY):
