@@ -329,7 +329,7 @@ def anomaly(
         link = (INTENDED, links.notification(notice.notification_id, notice.at_ms + LINK_MS))
     else:
         acknowledge = f"gpuledger notifications ack {notice.notification_id}"
-        actions.insert(0, ("If it is intended, say so, and nobody is asked again", acknowledge))
+        actions.insert(0, ("If it is intended, say so", acknowledge))
     if cause in TO_DO:
         is_over = finding.resolved_ms is not None and cause != "price"
         to_do = IT_ENDED if is_over else TO_DO[cause]
@@ -346,7 +346,7 @@ def anomaly(
         tone=BAD if (finding.cost_micro or 0) >= 0 else CALM,
         open=None if pages is None else ("Open the episode", pages.anomalies(finding.subject)),
         actions=actions,
-        notes=[f"Amounts are exact, {AT_LISTED_RATES}. That they are unusual is an estimate."],
+        notes=[f"Amounts are exact, {AT_LISTED_RATES}.{_estimate_note(finding)}"],
     ).content()
 
 
@@ -426,6 +426,11 @@ def _anomaly_verdict(finding: Finding, who: str) -> str:
         )
         verdict += f" At this pace it is {hour} an hour, {day_long} a day."
     return verdict
+
+
+def _estimate_note(finding: Finding) -> str:
+    """What is no fact: that it is unusual, but for a rate of the price book."""
+    return "" if finding.state == "price" else " That they are unusual is an estimate."
 
 
 def _hours_before(finding: Finding) -> str:

@@ -321,9 +321,9 @@ def _new(case: AnomalyCase) -> AnomalyCause | None:
     runs = [run for run in case.runs if run.name in new and case.contains(run)]
     first = instant_text(min((run.start_ms for run in runs), default=case.begin_ms))
     sentence = (
-        f"{new[0]} is new since {first}"
+        f"{new[0]} was first seen on {first}"
         if len(new) == 1
-        else f"{len(new)} workload names are new since {first}, such as {new[0]}"
+        else f"{len(new)} workload names, such as {new[0]}, were first seen on {first}"
     )
     sentence += f", {plural(len(runs), 'run')} on {_sizes_text(runs)}"
     # All of what rose needs no number; others may cost less at the same time.
