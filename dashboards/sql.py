@@ -291,11 +291,31 @@ hours have passed.
 The ledger by five minutes has neither node costs nor time that nobody observed.
 """
 
-_WEIGHT = "split_part(min(l.weights), ':', {at})::numeric * 1e6 / nullif(sum(l.weighted), 0)"
+
+def _token_price(kind: str, tokens: str, amount: str) -> str:
+    """What a million tokens of a kind cost at an amount of each day, as accounting.token_prices
+    says.
+
+    Days of one set of weights are priced together. Others are their mean by the tokens of the kind,
+    or by all tokens where nobody asked for it; the cost of days without tokens is laid over the
+    others.
+    """
+
+    def mean(count: str) -> str:
+        return f"sum(l.{amount} * w.{kind} * {count} * 1e6 / d.weighted) / nullif(sum({count}), 0)"
+
+    with_tokens = f"nullif(sum(l.{amount}) FILTER (WHERE d.weighted IS NOT NULL), 0)"
+    return f"""CASE WHEN count(DISTINCT l.weights) = 1
+            THEN sum(l.{amount}) * min(w.{kind}) * 1e6 / nullif(sum(l.weighted), 0)
+            WHEN bool_and(l.computed IS NOT NULL)
+            THEN coalesce({mean(f"l.{tokens}")}, {mean("d.tokens")})
+                * coalesce(sum(l.{amount}) / {with_tokens}, CASE WHEN sum(l.{amount}) = 0 THEN 1 END)
+        END"""
+
+
 _PRICES = ",\n        ".join(
-    f"CASE WHEN count(DISTINCT l.weights) = 1 THEN sum(l.{amount}) * {_WEIGHT.format(at=at)} END"
-    f' AS "{kind}, {cost}"'
-    for at, kind in enumerate(("input", "cached", "output"), start=1)
+    f'{_token_price(kind, tokens, amount)} AS "{kind}, {cost}"'
+    for kind, tokens in (("input", "computed"), ("cached", "cached"), ("output", "output"))
     for cost, amount in (("held", "cost_micro"), ("used", "used_micro"))
 )
 TOKEN_PRICES = f"""
@@ -303,7 +323,14 @@ TOKEN_PRICES = f"""
         1 - sum(l.used_micro) / nullif(sum(l.cost_micro), 0) AS "idle share", {{coverage}} AS coverage,
         sum(l.cost_micro) / {MICRO} AS cost,
         CASE WHEN count(DISTINCT l.weights) = 1 THEN min(l.weights) END AS weights
-    FROM inference_day l WHERE {{where}} GROUP BY 1 ORDER BY sum(l.cost_micro) DESC, 1
+    FROM inference_day l, LATERAL (
+        SELECT split_part(l.weights, ':', 1)::numeric AS input, split_part(l.weights, ':', 2)::numeric AS cached,
+            split_part(l.weights, ':', 3)::numeric AS output
+    ) w, LATERAL (
+        SELECT l.computed + l.cached + l.output AS tokens,
+            nullif(w.input * l.computed + w.cached * l.cached + w.output * l.output, 0) AS weighted
+    ) d
+    WHERE {{where}} GROUP BY 1 ORDER BY sum(l.cost_micro) DESC, 1
 """
 """What a million tokens of each server cost, as `gpuledger inference servers` says of whole days that
 were split; `where` has one currency.

@@ -108,8 +108,8 @@ BOARD = Board(
                 other_currencies(SPLIT, 5, "inference_day l"),
                 table(
                     "A million tokens, by server ($currency)",
-                    "Held: all that the server cost; used: without idle time. Empty where weights"
-                    " changed in the range or nothing was counted.",
+                    "Held: all that the server cost; used: without idle time. Where weights changed"
+                    " in the range, the mean of its days by tokens; empty where nothing was counted.",
                     TOKEN_PRICES.format(where=PRICED, coverage=COVERAGE),
                     MONEY,
                     width=24,

@@ -7,7 +7,7 @@ from decimal import Decimal
 import psycopg
 import pytest
 
-from fakes.boards import BOARDS, SINCE, SPAN, UNTIL, asked, chosen, options
+from fakes.boards import SINCE, SPAN, UNTIL, panel_rows
 from fakes.books import Command
 from gpuledger_collector.services.inference_days import store_inference_days
 from gpuledger_collector.storage.database import Database
@@ -26,12 +26,7 @@ def ledger(seeded):
 
 def rows(connection, title):
     """The rows of a panel, by column, with all chosen."""
-    board = BOARDS["models"]
-    values = chosen(board, options(connection, board, SPAN), "all")
-    (query,) = [query for query in asked("models", values, SPAN) if query.title == title]
-    cursor = connection.execute(query.sql.encode())
-    names = [column.name for column in cursor.description]
-    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+    return panel_rows(connection, "models", title, SPAN)
 
 
 def listed(dsn, what, *more):
@@ -79,11 +74,13 @@ def test_a_day_adds_up_to_the_cost(ledger):
 
 
 def test_what_is_not_known_is_empty(ledger):
-    """Without counters there is no coverage; where weights changed there is no price."""
+    """Without counters there is no coverage; where weights changed and a day has no tokens by kind
+    there is no price.
+    """
     ledger.execute("UPDATE inference_day SET counted = NULL")
     ledger.execute(
-        "UPDATE inference_day SET weights = '1 : 1 : 1' WHERE day_ms = (SELECT min(day_ms) FROM"
-        " inference_day)"
+        "UPDATE inference_day SET weights = '1 : 1 : 1', computed = NULL, cached = NULL, output ="
+        " NULL WHERE day_ms = (SELECT min(day_ms) FROM inference_day)"
     )
     (row,) = rows(ledger, "A million tokens, by server ($currency)")
     assert (row["coverage"], row["input, held"], row["output, used"], row["weights"]) == (None,) * 4
@@ -99,7 +96,8 @@ def test_storing_again_replaces_what_was_stored(seeded):
     until_ms = int(UNTIL.timestamp() * 1000)
     with psycopg.connect(seeded, autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO inference_day VALUES ('gone', %s, '', 0, 0, 0, NULL, 0, '1 : 1 : 1', 0)",
+            "INSERT INTO inference_day (server, day_ms, currency, cost_micro, used_micro, asked,"
+            " weighted, weights, split_ms) VALUES ('gone', %s, '', 0, 0, 0, 0, '1 : 1 : 1', 0)",
             (int(SINCE.timestamp() * 1000),),
         )
         before = connection.execute("SELECT * FROM inference_day WHERE server <> 'gone'").fetchall()

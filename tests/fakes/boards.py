@@ -112,3 +112,15 @@ def asked(name: str, values: dict[str, str | list[str]], span: Range) -> Iterato
             text = expanded(text, span, span.interval_s(panel.get("interval", "")))
             empty = "may be empty" in panel["description"].lower()
             yield Asked(name, panel["title"], panel["type"], target["format"], text, empty)
+
+
+def panel_rows(
+    connection: psycopg.Connection, name: str, title: str, span: Range
+) -> list[dict[str, Any]]:
+    """The rows of a board's panel, by column, with all chosen."""
+    board = BOARDS[name]
+    values = chosen(board, options(connection, board, span), "all")
+    (query,) = [query for query in asked(name, values, span) if query.title == title]
+    cursor = connection.execute(query.sql.encode())
+    names = [column.name for column in cursor.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

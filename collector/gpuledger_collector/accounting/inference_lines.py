@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.inference import Tokens, add_tokens
 from gpuledger_collector.accounting.inference_split import IDLE, Claimant
-from gpuledger_collector.accounting.money import Money, round_amounts
+from gpuledger_collector.accounting.money import MICRO, Money, round_amounts
 from gpuledger_collector.accounting.period import Calendar, format_instant
+from gpuledger_collector.accounting.quantity import round_half_even_div
 from gpuledger_collector.accounting.token_prices import (
     NO_TOKENS,
     UNKNOWN,
@@ -81,7 +82,9 @@ class ServerDay:
     """What a server cost and counted on a day, in one currency, with the sums of its lines.
 
     `asked`: input and output tokens of gateways, on its first line; `counted`: the same by the
-    server itself, None: not known. `weighted`: as on the lines.
+    server itself, None: not known. `weighted`: as on the lines. `computed`, `cached`, `output`:
+    tokens by what they weigh, scaled to those of the server, in millionths, on the lines of all
+    currencies.
     """
 
     server: str
@@ -93,6 +96,9 @@ class ServerDay:
     counted: int | None
     weighted: int
     weights: str
+    computed: int
+    cached: int
+    output: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,8 +299,9 @@ def _summarize(
     )
 
 
-def sum_days(servers: Iterable[ServerLine], lines: Iterable[InferenceLine]) -> list[ServerDay]:
+def sum_days(servers: Sequence[ServerLine], lines: Sequence[InferenceLine]) -> list[ServerDay]:
     """What servers cost and counted by day, with the sums of their lines."""
+    kinds = TokenScale(servers, lines).sum_kinds(lines)
     asked: dict[tuple[str, int, str], int] = defaultdict(int)
     weighted: dict[tuple[str, int, str], int] = defaultdict(int)
     for line in lines:
@@ -311,8 +318,17 @@ def sum_days(servers: Iterable[ServerLine], lines: Iterable[InferenceLine]) -> l
             None if day.counted_input is None else day.counted_input + (day.counted_output or 0),
             weighted[key],
             day.weights,
+            *_in_millionths(kinds.get((day.server, day.day_ms), NO_TOKENS)),
         )
         for day in servers
+    ]
+
+
+def _in_millionths(kinds: TokenKinds) -> list[int]:
+    """Tokens of each kind, as stored: scaled ones are no whole numbers."""
+    return [
+        round_half_even_div(tokens.numerator * MICRO, tokens.denominator)
+        for tokens in astuple(kinds)
     ]
 
 

@@ -14,14 +14,15 @@ def store_inference_days(database: Database, now_ms: int) -> int:
     """Split the days of this month and of the last one, and store what their servers cost and
     counted; return the number of days of servers.
 
-    The first time, all months since the first token. Late evidence of an earlier month is seen by
-    commands and pages, which split anew.
+    The first time, all months since the first token; the first time after an upgrade, all since
+    the first day that was stored without its tokens by kind. Late evidence of an earlier month is
+    seen by commands and pages, which split anew.
     """
     with database.transaction(read_only=True) as connection:
         calendar = zones.calendar(connection)
         this = calendar.month(calendar.month_of(now_ms))
         last = calendar.month(calendar.month_of(this.start_ms - 1))
-        first_ms = inference.first_hour(connection)
+        first_ms = inference.first_incomplete_ms(connection)
         start_ms = last.start_ms
         if first_ms is not None:
             start_ms = min(start_ms, calendar.month(calendar.month_of(first_ms)).start_ms)

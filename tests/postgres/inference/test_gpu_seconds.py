@@ -1,11 +1,17 @@
 """Servers whose output tokens weigh what SGLang's GPU seconds say, day by day."""
 
+import datetime as dt
 import json
+import random
+from dataclasses import astuple, replace
 from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 
+from fakes.boards import panel_rows
 from fakes.fleet import DAY, HOUR, OCTOBER, Held
+from fakes.grafana import Range
 from fakes.shared_server import (
     DECLARED,
     MODEL,
@@ -20,12 +26,16 @@ from fakes.shared_server import (
     rows,
 )
 from gpuledger_collector.accounting.inference import GPU_COUNTERS
+from gpuledger_collector.accounting.inference_split import parse_weights
 from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.token_prices import PricedDay, TokenKinds, price_tokens
 from gpuledger_collector.export.model_servers import price_rows
 from gpuledger_collector.export.statement import as_html
+from gpuledger_collector.services.inference_days import store_inference_days
 from gpuledger_collector.services.model_servers import read_model_servers
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.services.statement import read_statement
+from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import zones
 
 pytestmark = pytest.mark.slow
@@ -272,3 +282,120 @@ def test_a_statement_has_the_mean_of_its_own_days(three_days, run, apply, is_clo
     of_output = Decimal(8 * 40 + 4 * 40 + 12 * 4) / 84 * 1000
     assert use.prices == (PRICES["input"], PRICES["cached"], round(of_output, 6))
     assert "1,437.5000" in as_html(statement)
+
+
+BOARD_SPAN = Range(*(dt.datetime(2025, 10, day, tzinfo=dt.UTC) for day in (1, 5)))
+STORED = OCTOBER + 4 * DAY
+
+
+def assert_board_says_what_the_command_says(fleet, run):
+    """To the sixth place: a price of the board is not rounded."""
+    (server,) = rows(run, command="servers", period=("--from", "2025-10-01", "--to", "2025-10-05"))
+    (shown,) = panel_rows(
+        fleet.connection, "models", "A million tokens, by server ($currency)", BOARD_SPAN
+    )
+    assert shown["weights"] is None
+    for kind in PRICES:
+        for cost in ("held", "used"):
+            price = Decimal(server[f"{kind}_price_{cost}"])
+            assert abs(shown[f"{kind}, {cost}"] - price) <= Decimal("0.000001"), (kind, cost)
+    return shown
+
+
+def test_the_board_says_the_mean_by_tokens_as_well(three_days, run, apply, dsn):
+    assert apply(BY_SECONDS)[0] == 0
+    assert run("chargeback", *DAYS)[0] == 0
+    assert store_inference_days(Database(dsn), STORED) == 3
+    shown = assert_board_says_what_the_command_says(three_days, run)
+    assert {kind: shown[f"{kind}, held"] for kind in PRICES} == PRICES
+
+
+def test_the_board_scales_tokens_and_lays_quiet_days_over_the_others(three_days, run, apply, dsn):
+    """On a day gateways counted thrice what the server did; on another one nobody asked."""
+    served = three_days
+    served.connection.execute("UPDATE capacity SET out_ms = out_ms + 86400000")
+    served.evidence([Held(1, 1, 3 * DAY, 3 * DAY + HOUR, busy=HOUR // 2, idle=HOUR // 2)])
+    ask(served, (VISION, 26.5, 160_000, 41_000, 0), (NLP, 27, 0, 0, 14_001))
+    text = BY_SECONDS.replace("1 : 0.1 : 4", "1 : 0.25 : 4")
+    assert apply(text)[0] == 0
+    assert run("chargeback", *DAYS[:3], "2025-10-05")[0] == 0
+    assert store_inference_days(Database(dsn), STORED) == 4
+    scaled = served.rows("SELECT sum(computed + cached), sum(output) FROM inference_day")
+    assert scaled == [(84_000 * 10**6, 16_000 * 10**6)], "scaled to what the server counted"
+    assert_board_says_what_the_command_says(served, run)
+
+
+def test_days_that_were_stored_without_kinds_are_split_again_once(three_days, run, apply, dsn):
+    """Until then they have no price, which is not zero; half a year later this month and the last
+    one have none of them.
+    """
+    assert apply(BY_SECONDS)[0] == 0
+    assert run("chargeback", *DAYS)[0] == 0
+    store_inference_days(Database(dsn), STORED)
+    three_days.connection.execute(
+        "UPDATE inference_day SET computed = NULL, cached = NULL, output = NULL WHERE day_ms ="
+        " (SELECT max(day_ms) FROM inference_day)"
+    )
+    (shown,) = panel_rows(
+        three_days.connection, "models", "A million tokens, by server ($currency)", BOARD_SPAN
+    )
+    assert {shown[f"{kind}, held"] for kind in PRICES} == {None}
+    assert store_inference_days(Database(dsn), OCTOBER + 180 * DAY) == 3
+    assert_board_says_what_the_command_says(three_days, run)
+    assert store_inference_days(Database(dsn), OCTOBER + 180 * DAY) == 0
+
+
+def test_prices_of_the_board_are_those_of_accounting(served):
+    """For days of all kinds: without tokens, cost or weight, of one set of weights and of several."""
+    rng = random.Random(54)
+    servers = {
+        f"s{number}": [
+            PricedDay(
+                rng.choice((0, rng.randrange(900 * 10**6))),
+                text := rng.choice(("1 : 0.1 : 4", "1 : 1 : 1", "0 : 0 : 1", "0.5 : 0.05 : 9.125")),
+                int(
+                    weigh(text, kinds := [rng.choice((0, rng.randrange(10**7))) for _ in range(3)])
+                ),
+                TokenKinds(*map(Fraction, kinds)),
+            )
+            for _ in range(rng.randrange(1, 5))
+        ]
+        for number in range(200)
+    }
+    with served.connection.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO inference_day (server, day_ms, currency, cost_micro, used_micro, asked,"
+            " weighted, weights, computed, cached, output, split_ms) VALUES (%s, %s, 'USD', %s, %s, 0,"
+            " %s, %s, %s, %s, %s, 0)",
+            [
+                (
+                    *(name, OCTOBER + at * DAY, day.cost_micro, day.cost_micro // 2),
+                    *(day.weighted, day.weights),
+                    *(int(count) * 10**6 for count in astuple(day.tokens)),
+                )
+                for name, days in servers.items()
+                for at, day in enumerate(days)
+            ],
+        )
+    shown = panel_rows(
+        served.connection, "models", "A million tokens, by server ($currency)", BOARD_SPAN
+    )
+    assert len(shown) == len(servers)
+    unknown = 0
+    for row in shown:
+        days = servers[row["server"]]
+        halves = [replace(day, cost_micro=day.cost_micro // 2) for day in days]
+        for cost, priced in (("held", days), ("used", halves)):
+            for kind, price in zip(PRICES, price_tokens(priced), strict=True):
+                board = row[f"{kind}, {cost}"]
+                unknown += price is None
+                assert (board is None) == (price is None), (row["server"], days)
+                assert price is None or abs(board - price) <= Decimal("0.000001")
+    assert 0 < unknown < 600
+
+
+def weigh(text, kinds):
+    """Weighted tokens in millionths."""
+    return sum(
+        weight * count for weight, count in zip(astuple(parse_weights(text)), kinds, strict=True)
+    )

@@ -508,17 +508,20 @@ def replace_days(
         connection.cursor() as cursor,
         cursor.copy(
             "COPY inference_day (server, day_ms, currency, cost_micro, used_micro, asked, counted,"
-            " weighted, weights, split_ms) FROM STDIN"
+            " weighted, weights, computed, cached, output, split_ms) FROM STDIN"
         ) as copy,
     ):
         for day in days:
             copy.write_row((*astuple(day), now_ms))
 
 
-def first_hour(connection: Connection) -> int | None:
-    """The first hour of which tokens are known, where no day is stored for dashboards; else None."""
+def first_incomplete_ms(connection: Connection) -> int | None:
+    """The first hour of which tokens are known, where no day is stored for dashboards, or else the
+    first day that was stored without its tokens by kind; None: nothing is missing.
+    """
     first: int | None = select_value(
         connection,
-        "SELECT min(hour_ms) FROM token_hour WHERE NOT EXISTS (SELECT FROM inference_day)",
+        "SELECT coalesce((SELECT min(hour_ms) FROM token_hour WHERE NOT EXISTS (SELECT FROM"
+        " inference_day)), (SELECT min(day_ms) FROM inference_day WHERE computed IS NULL))",
     )
     return first

@@ -212,6 +212,15 @@ table(
     column("counted", BIG, "the same by the server; null: not known", nullable=True),
     column("weighted", SUM, "tokens by their weights, scaled to those of the server"),
     column("weights", TEXT, "of an input, a cached and an output token"),
+    column(
+        "computed",
+        SUM,
+        "input tokens that were not cached, in millionths, scaled to those of the server, on the"
+        " lines of all currencies; null: split before these were stored",
+        nullable=True,
+    ),
+    column("cached", SUM, "cached input tokens, as computed", nullable=True),
+    column("output", SUM, "output tokens, as computed", nullable=True),
     *required_columns(BIG, "split_ms"),
     index("day_ms"),
 )
