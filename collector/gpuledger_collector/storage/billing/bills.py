@@ -20,6 +20,7 @@ from gpuledger_collector.accounting.provider_bill import (
 from gpuledger_collector.accounting.true_up import HeldLine
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing.reports import OWNER_LEVELS
+from gpuledger_collector.storage.foreign_keys import checks_planned_once
 from gpuledger_collector.storage.ledger import inventory
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import columns_of, select, select_as, select_value, to_object
@@ -87,7 +88,10 @@ def add(
                 to_datetime(now_ms),
             ),
         )
-        with connection.cursor().copy(f"COPY bill_line (bill_id, {_LINE}) FROM STDIN") as copy:
+        with (
+            checks_planned_once(connection),
+            connection.cursor().copy(f"COPY bill_line (bill_id, {_LINE}) FROM STDIN") as copy,
+        ):
             for line in tell_each(lines, total, on_line, done - len(lines)):
                 copy.write_row((bill_id, *astuple(line)))
         old = None if before is None else {"file": before.file_name, "sha256": before.sha256}

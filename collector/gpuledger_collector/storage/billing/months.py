@@ -18,6 +18,7 @@ import psycopg
 
 from gpuledger_collector.accounting.measures import COMPARED, MEASURES
 from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.storage.foreign_keys import insert_selected
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select_as, select_value
 
@@ -84,9 +85,10 @@ def add_up(connection: Connection, calendar: Callable[[], Calendar], now_ms: int
     month = missing(connection, calendar(), now_ms)
     if month is None:
         return False
-    connection.execute(
-        f"INSERT INTO ledger_month (start_ms, end_ms, {_COLUMNS}) SELECT %(start)s, %(end)s, days.*"
-        f" FROM ({_ADDED}) AS days",
+    insert_selected(
+        connection,
+        f"ledger_month (start_ms, end_ms, {_COLUMNS})",
+        f"SELECT %(start)s AS start_ms, %(end)s AS end_ms, days.* FROM ({_ADDED}) AS days ({_COLUMNS})",
         {"start": month.start_ms, "end": month.end_ms},
     )
     return True

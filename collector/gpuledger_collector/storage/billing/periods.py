@@ -10,6 +10,7 @@ from gpuledger_collector.accounting.closing import ClosedPeriod, Invoice
 from gpuledger_collector.accounting.period import Calendar, Period
 from gpuledger_collector.storage.access import audit
 from gpuledger_collector.storage.billing import sealed_tables
+from gpuledger_collector.storage.foreign_keys import insert_selected
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select_as, select_dicts, select_row, select_value
 
@@ -123,10 +124,11 @@ def close(
                 for invoice in invoices
             ],
         )
-    connection.execute(
+    insert_selected(
+        connection,
+        "closed_workload (period_start_ms, workload_id, name, user_name, tags, job, job_uid, queue)",
         """
-        INSERT INTO closed_workload (period_start_ms, workload_id, name, user_name, tags, job, job_uid, queue)
-        SELECT %(start)s, w.id, w.name, w.user_name, w.tags, w.job, w.job_uid, w.queue
+        SELECT %(start)s AS start_ms, w.id, w.name, w.user_name, w.tags, w.job, w.job_uid, w.queue
         FROM workload w WHERE w.id IN (
             SELECT workload_id FROM charge WHERE day_ms >= %(start)s AND day_ms < %(end)s
             UNION SELECT workload_id FROM correction WHERE booked_day_ms >= %(start)s AND booked_day_ms < %(end)s)

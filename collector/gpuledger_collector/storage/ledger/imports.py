@@ -21,6 +21,7 @@ from gpuledger_collector.accounting.ledger_rows import (
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.access import audit
+from gpuledger_collector.storage.foreign_keys import insert_selected
 from gpuledger_collector.storage.ledger.job_runs import known_runs, name_runs
 from gpuledger_collector.storage.ledger.placements import settle_pools
 from gpuledger_collector.storage.ledger.usage_sources import resolve_overlap, update_source
@@ -154,13 +155,15 @@ def _replace_usage(connection: Connection, source: UsageSource) -> set[str]:
         "DELETE FROM imported_usage WHERE workload_id IN (SELECT known FROM changed) RETURNING pool"
     ).fetchall()
     _write_attributes(connection)
-    connection.execute(
-        "INSERT INTO imported_usage (workload_id, start_ms, end_ms, gpu_micro, gpu_model, pool,"
-        " node, submitted_ms, state, workload_attributes_id, source) SELECT w.id, c.start_ms,"
-        " c.end_ms, c.gpu_micro, c.gpu_model, c.pool, c.node, c.submitted_ms, c.state, t.id, %s"
-        " FROM changed c JOIN workload w USING (key) JOIN workload_attributes t ON t.workload_id ="
-        " w.id AND t.digest = c.digest",
-        (source.value,),
+    insert_selected(
+        connection,
+        "imported_usage (workload_id, start_ms, end_ms, gpu_micro, gpu_model, pool, node,"
+        " submitted_ms, state, workload_attributes_id, source)",
+        "SELECT w.id, c.start_ms, c.end_ms, c.gpu_micro, c.gpu_model, c.pool, c.node,"
+        " c.submitted_ms, c.state, t.id AS attributes_id, %(source)s AS source FROM changed c JOIN"
+        " workload w USING (key) JOIN workload_attributes t ON t.workload_id = w.id AND t.digest ="
+        " c.digest",
+        {"source": source.value},
     )
     return {pool for (pool,) in before}
 
@@ -203,10 +206,12 @@ def _fill_from_known(connection: Connection, columns: UsageColumns) -> int:
 
 def _write_attributes(connection: Connection) -> None:
     """Write the attributes of the workloads of changed rows, one row per content."""
-    connection.execute(
-        "INSERT INTO workload_attributes (workload_id, digest, user_name, account, name, queue, tags)"
-        " SELECT w.id, c.digest, c.user_name, c.account, c.name, c.queue, c.tags FROM changed c JOIN"
-        " workload w USING (key) ON CONFLICT (workload_id, digest) DO NOTHING"
+    insert_selected(
+        connection,
+        "workload_attributes (workload_id, digest, user_name, account, name, queue, tags)",
+        "SELECT w.id, c.digest, c.user_name, c.account, c.name, c.queue, c.tags FROM changed c JOIN"
+        " workload w USING (key)",
+        on_conflict="ON CONFLICT (workload_id, digest) DO NOTHING",
     )
 
 

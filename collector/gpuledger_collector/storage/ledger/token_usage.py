@@ -26,6 +26,7 @@ from gpuledger_collector.accounting.inference_split import CHARGED
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.accounting.personal_data import is_pseudonym
 from gpuledger_collector.storage import locks
+from gpuledger_collector.storage.foreign_keys import checks_planned_once
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.rows import select, select_value
@@ -167,14 +168,15 @@ def change_hours(connection: Connection, changes: Mapping[tuple[Asker, int], Tok
     ids = asker_ids(connection, (asker for asker, _ in changed))
     rows = [(ids[asker], hour_ms, *astuple(tokens)) for (asker, hour_ms), tokens in changed.items()]
     columns = [list(column) for column in zip(*rows, strict=True)]
-    connection.execute(
-        "INSERT INTO token_hour AS old (asker_id, hour_ms, input, cached, output, requests)"
-        " SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],"
-        " %s::bigint[], %s::bigint[]) ON CONFLICT (asker_id, hour_ms) DO UPDATE SET"
-        " input = old.input + excluded.input, cached = old.cached + excluded.cached,"
-        " output = old.output + excluded.output, requests = old.requests + excluded.requests",
-        columns,
-    )
+    with checks_planned_once(connection):
+        connection.execute(
+            "INSERT INTO token_hour AS old (asker_id, hour_ms, input, cached, output, requests)"
+            " SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],"
+            " %s::bigint[], %s::bigint[]) ON CONFLICT (asker_id, hour_ms) DO UPDATE SET"
+            " input = old.input + excluded.input, cached = old.cached + excluded.cached,"
+            " output = old.output + excluded.output, requests = old.requests + excluded.requests",
+            columns,
+        )
     connection.execute(
         "DELETE FROM token_hour h USING unnest(%s::bigint[], %s::bigint[]) AS c (asker_id, hour_ms)"
         " WHERE h.asker_id = c.asker_id AND h.hour_ms = c.hour_ms AND input = 0 AND cached = 0"

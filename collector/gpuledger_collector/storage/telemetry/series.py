@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.insight.owner_series import GROUPS, OWNER_LEVELS, UNKNOWN, OwnerSeries
+from gpuledger_collector.storage.foreign_keys import insert_selected
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select, select_values
 from gpuledger_collector.storage.telemetry import usage_evidence
@@ -186,9 +187,9 @@ FROM drawn_charge c JOIN owner o ON o.id = c.owner_id ON CONFLICT DO NOTHING
 """
 # 9. The cost of each charge is spread over its slots by GPU time (in ms; evenly when it has none),
 # then summed by slot, owner, state, pool, model and currency.
-_WRITE = f"""
-INSERT INTO owner_5min (at_ms, owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns,
-    energy_mj, cost_micro)
+_SERIES = """owner_5min (at_ms, owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns,
+    energy_mj, cost_micro)"""
+_SUMMED = f"""
 WITH weighed AS (
     SELECT d.*, CASE WHEN sum(gpu_ns / 1000000) OVER (PARTITION BY charge_id) > 0 THEN gpu_ns / 1000000 ELSE 1 END
         AS weight FROM drawn d
@@ -196,8 +197,9 @@ WITH weighed AS (
     SELECT w.*, (sum(weight) OVER (PARTITION BY charge_id ORDER BY at))::bigint AS upto,
         (sum(weight) OVER (PARTITION BY charge_id))::bigint AS whole FROM weighed w
 )
-SELECT s.at, top.id, c.state, c.pool, c.gpu_model, c.currency, sum(s.gpu_ns), sum(s.busy_ns), sum(s.idle_ns),
-    sum(s.unknown_ns), sum(s.energy_mj), sum({_part("c.cost_micro", "s.upto", "s.weight", "s.whole")})
+SELECT s.at, top.id, c.state, c.pool, c.gpu_model, c.currency, sum(s.gpu_ns) AS gpu_ns, sum(s.busy_ns) AS busy_ns,
+    sum(s.idle_ns) AS idle_ns, sum(s.unknown_ns) AS unknown_ns, sum(s.energy_mj) AS energy_mj,
+    sum({_part("c.cost_micro", "s.upto", "s.weight", "s.whole")}) AS cost_micro
 FROM summed s JOIN drawn_charge c ON c.id = s.charge_id LEFT JOIN owner o ON o.id = c.owner_id
 LEFT JOIN owner top ON top.org = o.org AND top.team = o.team AND top.project = o.project AND top.experiment = ''
     AND top.run = '' AND top.user_name = ''
@@ -228,7 +230,7 @@ def roll_up_day(connection: Connection, day: Period) -> None:
     connection.execute(
         "DELETE FROM owner_5min WHERE at_ms >= %s AND at_ms < %s", (day.start_ms, day.end_ms)
     )
-    connection.execute(_WRITE.encode())
+    insert_selected(connection, _SERIES, _SUMMED)
     # Not left to ON COMMIT, so that several days can be rolled up in one transaction.
     connection.execute("DROP TABLE piece, shape, drawn_charge, slot, pays, drawn")
     connection.execute(
