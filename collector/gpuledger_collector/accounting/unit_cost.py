@@ -282,6 +282,14 @@ def count_by_hour(counted: Sequence[CountedHour]) -> dict[int, tuple[int, int]]:
 
 
 def _by_hour(counted: Sequence[CountedHour]) -> dict[int, _Counted]:
+    if len({(count.via, count.source) for count in counted}) == 1:
+        # Nearly all workloads have one endpoint: there is no other to choose or to wait for.
+        single = {
+            count.hour_ms: _Counted(count.units, (count.covered_ms,), count.restarts)
+            for count in counted
+        }
+        if len(single) == len(counted):
+            return single
     lives: dict[tuple[str, str], list[int]] = {}
     by_hour: dict[int, dict[str, list[CountedHour]]] = defaultdict(lambda: defaultdict(list))
     for count in counted:

@@ -11,9 +11,11 @@ from gpuledger_collector.accounting.inference import GPU_COUNTERS
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.rating import Charge
 from gpuledger_collector.accounting.unit_cost import (
+    WAYS,
     CountedHour,
     HeldHour,
     cost_per,
+    count_by_hour,
     hour_costs,
     unit_costs,
 )
@@ -150,3 +152,22 @@ def test_counters_that_are_no_product_have_no_price():
     hours = hour_costs([charge(3_600_000)], [held(0)])
     counts = [counted(0, counter=name) for name in (*GPU_COUNTERS, "cached_tokens", "inferences")]
     assert [cost.counter for cost in unit_costs(hours, counts)] == ["inferences"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 99), st.integers(1, HOUR_MS)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_one_endpoint_counts_as_it_does_beside_one_that_covers_nothing(hours):
+    """Also where an hour has several rows."""
+    counted = [
+        CountedHour(WAYS[0], "s", "requests", at * HOUR_MS, units, covered)
+        for at, units, covered in hours
+    ]
+    other = CountedHour(WAYS[1], "t", "requests", 9 * HOUR_MS, 0, 0)
+    both = count_by_hour([*counted, other])
+    del both[9 * HOUR_MS]
+    assert count_by_hour(counted) == both
