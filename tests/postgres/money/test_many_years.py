@@ -2,9 +2,10 @@
 
 import pytest
 
-from fakes.fleet import DAY, OCTOBER
+from fakes.fleet import DAY, NOW_MS, OCTOBER
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.storage.billing import reports, runs
+from gpuledger_collector.services.refresh import refresh
+from gpuledger_collector.storage.billing import rated_days, reports, runs
 
 OCTOBER_DAYS = Period(OCTOBER, OCTOBER + 31 * DAY)
 OTHERS, LINES, MONTHS = 30_000, 3_000, 120
@@ -46,3 +47,16 @@ def test_a_month_reads_its_own_workloads_and_no_closed_month_for_each_line(fleet
         rows = dict(connection.execute(READ, (tables,)).fetchall())
     assert rows["workload"] <= 2 * LINES
     assert rows.get("billing_period", 0) <= 2 * MONTHS
+
+
+def test_days_that_are_rated_are_not_looked_for_in_the_capacity(fleet, ledger):
+    """Which days are left to rate reads the capacity of the fleet once for each of these alone."""
+    for number in range(1, 9):
+        fleet.capacity(number, 0)
+    rated = Period(OCTOBER, OCTOBER + 40 * DAY)
+    refresh(ledger, rated, NOW_MS)
+    with ledger.transaction() as connection:
+        days = rated_days.days_to_rate(connection, Period(OCTOBER, OCTOBER + 42 * DAY), NOW_MS)
+        rows = dict(connection.execute(READ, (["capacity"],)).fetchall())
+    assert days == [rated.end_ms, rated.end_ms + DAY]
+    assert rows["capacity"] <= 3 * 8
