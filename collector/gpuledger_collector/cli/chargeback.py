@@ -143,6 +143,9 @@ def chargeback(
 
     `--by share` compares what teams held with their shares of pools: lent, borrowed, and waited for
     while it was lent. With --exit-code it ends with 1 when some usage has no price.
+
+    From 10,000 GPUs on the present day is as the collector rated it in the last minutes, and says up
+    to when; what was declared or imported since is in it in any case.
     """
     asked = time_range(period, start, end, days)
     _require_fitting(form, currency, output, view)
@@ -154,7 +157,7 @@ def chargeback(
     names = column_names(by, DIMENSIONS)
     level = next((name for name in names if name in LEVELS), "team")
     session.require_zone(zone)
-    span, now_ms = session.rate_range(asked), session.now_ms
+    span, now_ms = session.rate_report(asked), session.now_ms
     with session.database.transaction(read_only=True) as connection:
         try:
             bill = read_priced_bill(connection, span, names, now_ms, view.value, currency)

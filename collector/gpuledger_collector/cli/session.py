@@ -112,18 +112,30 @@ class Session:
                 f" bills: {cure}"
             )
 
-    def rate(self, period: Period) -> None:
-        """Bring usage and charges of a period up to date, with a progress bar on a terminal."""
+    def rate(self, period: Period, behind_ms: int = 0) -> None:
+        """Bring usage and charges of a period up to date, with a progress bar on a terminal.
+
+        `behind_ms`: how old the rating of the present day may be on a large fleet.
+        """
         # Imported here: half of the commands rate nothing.
         from gpuledger_collector.services.refresh import refresh
 
         with bar("rating") as on_day:
-            refresh(self.database, period, self.now_ms, on_day)
+            refresh(self.database, period, self.now_ms, on_day, behind_ms=behind_ms)
 
     def rate_range(self, days: TimeRange) -> Period:
         """The period asked for, once it is rated."""
         period = days.resolve(self.calendar, self.now_ms)
         self.rate(period)
+        return period
+
+    def rate_report(self, days: TimeRange) -> Period:
+        """The period asked for, once it is rated for a report that says up to when: the present day
+        of a large fleet is as the collector's job rated it last, where nothing but usage has
+        arrived since.
+        """
+        period = days.resolve(self.calendar, self.now_ms)
+        self.rate(period, behind_ms=2 * self.settings.rate_seconds * 1000)
         return period
 
     def say_if_standby(self) -> None:

@@ -148,7 +148,7 @@ def fold_requested(connection: Connection, requests: Sequence[RecomputeRequest])
     for of_accelerators in by_day.values():
         _fold_day(connection, of_accelerators, book, calendar)
     rated_days.request_recompute(
-        connection, days_of_hours({hour_ms for _, hour_ms in hours}, calendar)
+        connection, days_of_hours({hour_ms for _, hour_ms in hours}, calendar), by_fold=True
     )
     usage.remove_recompute_requests(connection, [request.id for request in requests])
     return len(hours)

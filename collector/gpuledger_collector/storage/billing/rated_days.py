@@ -47,10 +47,13 @@ _LINE_COLUMNS = ", ".join(
 )
 
 
-def request_recompute(connection: Connection, days_ms: Iterable[int]) -> None:
-    """Request that these days be rated again."""
+def request_recompute(
+    connection: Connection, days_ms: Iterable[int], *, by_fold: bool = False
+) -> None:
+    """Request that these days be rated again; `by_fold`: only because usage of them was folded."""
     connection.execute(
-        "INSERT INTO day_recompute (day_ms) SELECT unnest(%s::bigint[])", (sorted(days_ms),)
+        "INSERT INTO day_recompute (day_ms, by_fold) SELECT unnest(%s::bigint[]), %s",
+        (sorted(days_ms), by_fold),
     )
 
 
@@ -117,6 +120,34 @@ def due(connection: Connection, day: Period, now_ms: int) -> bool:
         ).fetchone()
         is not None
     )
+
+
+def stands(connection: Connection, day: Period, since_ms: int, accelerators: int) -> bool:
+    """Whether the rating of a day that has not ended stands but for usage that has arrived since: it
+    was rated up to this instant at least, on a fleet of so many accelerators.
+
+    Whoever changes what else a day is rated by (prices, rules, imports, placements, disputes)
+    requests the day as well. Imported usage gives way to what agents report, so a day with any is
+    compared with evidence that it was rated from.
+    """
+    values = {
+        "start": day.start_ms,
+        "end": day.end_ms,
+        "since": since_ms,
+        "day": DAY_MS,
+        "accelerators": accelerators,
+    }
+    # A request may name a UTC day that only begins or ends within the day of the bill.
+    query = """
+        SELECT EXISTS (SELECT FROM conservation_check WHERE day_ms = %(start)s AND until_ms >= %(since)s)
+            AND NOT EXISTS (SELECT FROM day_recompute
+                WHERE NOT by_fold AND day_ms > %(start)s - %(day)s AND day_ms < %(end)s)
+            AND NOT EXISTS (SELECT FROM imported_usage
+                WHERE start_ms < %(end)s AND (end_ms IS NULL OR end_ms > %(start)s))
+            AND (SELECT count(*) FROM (SELECT FROM capacity WHERE out_ms IS NULL OR out_ms > %(start)s
+                LIMIT %(accelerators)s) AS there) >= %(accelerators)s
+    """
+    return bool(select_value(connection, query, values))
 
 
 def requests(connection: Connection, day_ms: int) -> list[int]:

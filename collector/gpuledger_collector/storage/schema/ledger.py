@@ -427,6 +427,7 @@ table(
     "Requests to rate a day again, added by folds, imports and changes of prices or rules.",
     identity(),
     *required_columns(BIG, "day_ms"),
+    column("by_fold", sa.Boolean, "usage of the day was folded, nothing else", default="false"),
     index("day_ms"),
 )
 
