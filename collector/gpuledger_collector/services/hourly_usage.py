@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
@@ -27,7 +28,7 @@ from gpuledger_collector.services.commitment_coverage import book_of
 from gpuledger_collector.services.placements import RatedPlacement, cuts_of, placements_of
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.billing import adjustments, rated_days
-from gpuledger_collector.storage.database import Database, retry_conflicts
+from gpuledger_collector.storage.database import Database, give_sort_memory, retry_conflicts
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import claims, inventory, usage, zones
 from gpuledger_collector.storage.locks import Connection, Lock
@@ -41,6 +42,8 @@ they do behind a fold that is late, count once.
 """
 MAX_REQUESTS = 4 * BATCH
 """Recompute requests of one transaction: all are in memory."""
+TWO_READERS_FROM = 8_000
+"""Accelerators from which on their evidence is added up by two sessions at once."""
 EVIDENCE_AT_ONCE = 2_000
 """Accelerator-hours whose evidence is in memory at once: about 60 usage intervals each, 70 KB."""
 ALWAYS = Period(0, 7_258_118_400_000)
@@ -83,7 +86,7 @@ def _fold_batch(database: Database, day_ms: int) -> tuple[bool, int]:
         # Requests are read and removed in the transaction that folds them: one that is interrupted
         # leaves them all.
         requests = usage.recompute_requests(connection, day, BATCH, MAX_REQUESTS)
-        hours = fold_requested(connection, requests)
+        hours = fold_requested(connection, requests, database)
         return hours >= BATCH or len(requests) == MAX_REQUESTS, hours
 
 
@@ -127,12 +130,20 @@ def tiered_month(connection: Connection, calendar: Calendar, days: Period) -> bo
     )
 
 
-def fold_requested(connection: Connection, requests: Sequence[RecomputeRequest]) -> int:
+def fold_requested(
+    connection: Connection,
+    requests: Sequence[RecomputeRequest],
+    database: Database | None = None,
+) -> int:
     """Fold the hours of these requests, request rating of their days, and remove the requests;
     return the hours.
+
+    With `database`, whose transaction `connection` is, a large fleet is read by a second session as
+    well; all is written by the first.
     """
     if not requests:
         return 0
+    give_sort_memory(connection)
     book = book_of(connection, None)
     calendar = zones.calendar(connection)
     hours = sorted(
@@ -146,7 +157,7 @@ def fold_requested(connection: Connection, requests: Sequence[RecomputeRequest])
     for accelerator_id, hour_ms in hours:
         by_day[day_of(hour_ms).start_ms][accelerator_id].append(hour_ms)
     for of_accelerators in by_day.values():
-        _fold_day(connection, of_accelerators, book, calendar)
+        _fold_day(connection, of_accelerators, book, calendar, database)
     rated_days.request_recompute(
         connection, days_of_hours({hour_ms for _, hour_ms in hours}, calendar), by_fold=True
     )
@@ -165,7 +176,11 @@ def days_of_hours(hours_ms: Iterable[int], calendar: Calendar) -> set[int]:
 
 
 def _fold_day(
-    connection: Connection, hours: Mapping[int, Sequence[int]], book: PriceBook, calendar: Calendar
+    connection: Connection,
+    hours: Mapping[int, Sequence[int]],
+    book: PriceBook,
+    calendar: Calendar,
+    database: Database | None,
 ) -> None:
     span = Period(min(map(min, hours.values())), max(map(max, hours.values())) + HOUR_MS)
     placements = placements_of(_rows_of(inventory.capacity(connection, span), hours))
@@ -178,7 +193,8 @@ def _fold_day(
     for accelerator_id, hours_ms in hours.items():
         by_span[Period(min(hours_ms), max(hours_ms) + HOUR_MS)][accelerator_id] = hours_ms
     for own_span, own_hours in by_span.items():
-        pieces, added_up = _added_up(connection, own_hours, own_span, placements, cut_hours_ms)
+        sums = _evidence_sums(connection, list(own_hours), own_span, database)
+        pieces, added_up = _added_up(sums, own_hours, placements, cut_hours_ms)
         usage.replace_hourly_usage(connection, _pairs(own_hours, added_up), pieces)
         others = {
             number: hours_ms for number, hours_ms in own_hours.items() if number not in added_up
@@ -204,10 +220,27 @@ def _pairs(
     ]
 
 
+def _evidence_sums(
+    connection: Connection, accelerator_ids: Sequence[int], span: Period, database: Database | None
+) -> Iterable[EvidenceSum]:
+    """What the database adds up of these accelerators, a large fleet in two halves at once.
+
+    That is most of the time of a fold, and one session has one core.
+    """
+    if database is None or len(accelerator_ids) < TWO_READERS_FROM:
+        return usage.evidence_sums(connection, accelerator_ids, span)
+    half = len(accelerator_ids) // 2
+    with database.beside(connection) as reader, ThreadPoolExecutor(1) as threads:
+        others = threads.submit(
+            lambda: list(usage.evidence_sums(reader, accelerator_ids[half:], span))
+        )
+        sums = list(usage.evidence_sums(connection, accelerator_ids[:half], span))
+        return [*sums, *others.result()]
+
+
 def _added_up(
-    connection: Connection,
+    evidence_sums: Iterable[EvidenceSum],
     hours: Mapping[int, Sequence[int]],
-    span: Period,
     placements: Mapping[int, Sequence[RatedPlacement]],
     cut_hours_ms: Set[int],
 ) -> tuple[list[HourlyUsage], set[int]]:
@@ -218,7 +251,7 @@ def _added_up(
     overlaps no other: what `fold_hours` would give, at a small part of its cost.
     """
     sums: dict[int, list[EvidenceSum]] = defaultdict(list)
-    for evidence_sum in usage.evidence_sums(connection, list(hours), span):
+    for evidence_sum in evidence_sums:
         sums[evidence_sum.accelerator_id].append(evidence_sum)
     pieces: list[HourlyUsage] = []
     added_up: set[int] = set()

@@ -289,7 +289,7 @@ def _rate_day(database: Database, day_ms: int, now_ms: int, book_at_ms: int | No
             if not rated_days.due(evidence, day, now_ms):
                 return
             # Under the same lock: a day is never rated from hours that wait to be folded.
-            fold_requested(evidence, usage.recompute_requests(evidence, day))
+            fold_requested(evidence, usage.recompute_requests(evidence, day), database)
             # Requests that arrive after this snapshot stay.
             requests = rated_days.requests(evidence, day.start_ms)
             rated = _price_day(evidence, day, now_ms)

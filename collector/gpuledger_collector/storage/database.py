@@ -13,12 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from gpuledger_collector.storage import locks, row_level_security
 from gpuledger_collector.storage.cancellation import note_session
 from gpuledger_collector.storage.errors import EnvironmentLacks, ServerUnavailable, StorageError
 from gpuledger_collector.storage.locks import Connection, Lock
+from gpuledger_collector.storage.rows import select_value
 
 Result = TypeVar("Result")
 RETRIES = 3
@@ -172,8 +174,18 @@ class Database:
             with connection.transaction(force_rollback=dry_run):
                 locks.take(connection, *(() if is_standby(connection) else needed_locks))
                 if read_only:
-                    connection.execute(f"SET LOCAL work_mem = '{SORT_MEMORY}'")
+                    give_sort_memory(connection)
                 yield connection
+
+    @contextmanager
+    def beside(self, connection: Connection) -> Iterator[Connection]:
+        """A second transaction, which reads what a transaction with one snapshot reads, but nothing
+        that it has written; for two reads at once.
+        """
+        name = select_value(connection, "SELECT pg_export_snapshot()")
+        with self.transaction(read_only=True) as reader:
+            reader.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(name)))
+            yield reader
 
     @contextmanager
     def _session(self) -> Iterator[Connection]:
@@ -268,6 +280,11 @@ def require_usable(connection: Connection, options: str) -> None:
             f"the database has the encoding {encoding}, which cannot hold every name: create it"
             " with ENCODING 'UTF8' TEMPLATE template0"
         )
+
+
+def give_sort_memory(connection: Connection) -> None:
+    """Give sorts and hashes of the caller's transaction more memory than a session has."""
+    connection.execute(f"SET LOCAL work_mem = '{SORT_MEMORY}'")
 
 
 def is_standby(connection: Connection) -> bool:

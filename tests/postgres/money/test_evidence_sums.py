@@ -2,9 +2,10 @@
 
 import random
 
+import psycopg
 import pytest
 
-from fakes.fleet import DAY, EPOCH, HOUR, OCTOBER
+from fakes.fleet import DAY, EPOCH, HOUR, OCTOBER, Fleet, Held
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.services import hourly_usage
 from gpuledger_collector.services.commitment_coverage import book_of
@@ -102,9 +103,17 @@ def world(fleet, seed):
             "INSERT INTO hour_recompute (accelerator_id, hour_ms) VALUES (%s, %s)", requests
         )
     fleet.connection.execute(
-        "INSERT INTO workload_attributes (workload_id, digest) VALUES (%s, 'one'), (%s, 'two')",
-        workloads[1:],
+        "INSERT INTO workload_attributes (workload_id, digest) VALUES (%s, 'one'), (%s, 'two'),"
+        " (%s, 'three')",
+        (*workloads[1:], workloads[1]),
     )
+    # Some name their report: the first one of their workload, or a later one.
+    for which, part in (("min", 3), ("max", 5)):
+        fleet.connection.execute(
+            "UPDATE usage_interval u SET workload_attributes_id = (SELECT " + which + "(id) FROM"
+            " workload_attributes t WHERE t.workload_id = u.workload_id) WHERE seq %% %s = 0",
+            (part,),
+        )
     if seed % 2:
         fleet.connection.execute(
             "INSERT INTO price (gpu_model, purchase, rate_per_gpu_hour, currency,"
@@ -115,12 +124,15 @@ def world(fleet, seed):
     return requests
 
 
+@pytest.mark.parametrize("readers", [1, 2])
 @pytest.mark.parametrize("seed", range(6))
-def test_sums_are_those_of_a_fold(fleet, database, monkeypatch, seed) -> None:
+def test_sums_are_those_of_a_fold(fleet, database, monkeypatch, seed, readers) -> None:
     """Over overlaps, repetitions, gaps, moves and changes of a price: whichever way an accelerator
-    goes.
+    goes, and by how many sessions evidence is read.
     """
     requests = world(fleet, seed)
+    if readers > 1:
+        monkeypatch.setattr(hourly_usage, "TWO_READERS_FROM", 2)
     one_by_one = []
     fold_hours = hourly_usage.fold_hours
 
@@ -162,6 +174,57 @@ def test_sums_are_those_of_a_fold(fleet, database, monkeypatch, seed) -> None:
         )
         for piece in expected
     }
+
+
+def test_a_second_reader_sees_what_the_first_sees(fleet, database, monkeypatch) -> None:
+    """Evidence that arrives while hours are folded waits for the next fold, with its requests."""
+    monkeypatch.setattr(hourly_usage, "TWO_READERS_FROM", 2)
+    for number in (1, 2):
+        fleet.capacity(number, 0)
+        fleet.evidence([Held(number, 1, 0, HOUR // 2)])
+    read = usage.evidence_sums
+    sessions = set()
+
+    def late(connection, accelerator_ids, period):
+        sessions.add(connection.info.backend_pid)
+        fleet_of_another = Fleet(database.dsn)
+        fleet_of_another.evidence([Held(number, 1, HOUR // 2, HOUR) for number in (1, 2)])
+        fleet_of_another.connection.close()
+        return read(connection, accelerator_ids, period)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(usage, "evidence_sums", late)
+        assert hourly_usage.fold_usage(database) == 2
+    assert len(sessions) == 2
+    held = "SELECT accelerator_id, held_ms FROM usage_hour ORDER BY 1"
+    assert [row[1] for row in fleet.rows(held)] == [HOUR // 2] * 2
+    assert hourly_usage.fold_usage(database) == 2
+    assert hourly_usage.fold_usage(database) == 0
+
+
+def test_a_second_reader_that_is_lost_leaves_everything_to_the_next_fold(
+    fleet, database, monkeypatch
+) -> None:
+    """All is written by the first session, in one transaction."""
+    monkeypatch.setattr(hourly_usage, "TWO_READERS_FROM", 2)
+    for number in (1, 2):
+        fleet.capacity(number, 0)
+        fleet.evidence([Held(number, 1, 0, HOUR)])
+    read = usage.evidence_sums
+
+    def killed(connection, accelerator_ids, period):
+        if accelerator_ids == [fleet.accelerator(2)]:
+            pid = connection.info.backend_pid
+            fleet.rows("SELECT pg_terminate_backend(%s, 10000)", pid)
+        return read(connection, accelerator_ids, period)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(usage, "evidence_sums", killed)
+        with pytest.raises(psycopg.OperationalError):
+            hourly_usage.fold_usage(database)
+    assert fleet.rows("SELECT FROM usage_hour") == []
+    assert len(fleet.rows("SELECT FROM hour_recompute")) == 2
+    assert hourly_usage.fold_usage(database) == 2
 
 
 def test_late_evidence_of_one_reads_no_hours_of_others(fleet, database, monkeypatch) -> None:

@@ -189,9 +189,9 @@ def test_requests_that_repeat_are_folded_once(
     folded = []
     whole = hourly_usage.fold_requested
 
-    def fold(connection, requests):
+    def fold(connection, requests, database):
         folded.append([request.accelerator_id for request in requests])
-        return whole(connection, requests)
+        return whole(connection, requests, database)
 
     monkeypatch.setattr(hourly_usage, "fold_requested", fold)
     fold_usage(ledger)

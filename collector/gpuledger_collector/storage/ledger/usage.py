@@ -100,28 +100,38 @@ def evidence_sums(
     Interval by interval the server looks whether the sum is also what a fold would give: it lies in
     one hour and after all earlier ones, and the activity of its holder is its whole length.
     """
+    # What names no report is of the first one of its workload, which is looked up for a sum and not
+    # for each interval of it.
     # The bounds are part of the text, so that the planner can exclude partitions.
     return iterate_as(
         connection,
         EvidenceSum,
         f"""
-        WITH s AS MATERIALIZED (
+        WITH evidence AS (
+            SELECT *, start_ms - start_ms % {HOUR_MS} AS hour_ms,
+                start_ms >= lag(end_ms, 1, start_ms) OVER (PARTITION BY accelerator_id ORDER BY start_ms)
+                    AND end_ms > start_ms AND end_ms <= start_ms - start_ms % {HOUR_MS} + {HOUR_MS}
+                    AND (state <> 'held' OR busy_ms + idle_ms + unknown_ms = end_ms - start_ms) AS is_additive
+            FROM {_evidence(period)} AS s
+            WHERE accelerator_id = ANY(%s) AND end_ms > {int(period.start_ms)}
+                AND state <> 'present'
+        ), named AS (
+            SELECT accelerator_id, hour_ms, state, workload_id, workload_attributes_id,
+                sum(end_ms - start_ms) AS held_ms, sum(busy_ms) AS busy_ms, sum(idle_ms) AS idle_ms,
+                sum(unknown_ms) AS unknown_ms, sum(energy_mj) AS energy_mj,
+                min(start_ms) AS first_ms, max(end_ms) AS last_ms,
+                bool_and(is_additive) AS is_additive, min(node_id) AS first_id, max(node_id) AS last_id
+            FROM evidence GROUP BY 1, 2, 3, 4, 5
+        ), s AS MATERIALIZED (
             SELECT accelerator_id, hour_ms, state, workload_id, attributes_id,
-                sum(end_ms - start_ms)::bigint AS held_ms, sum(busy_ms)::bigint AS busy_ms,
+                sum(held_ms)::bigint AS held_ms, sum(busy_ms)::bigint AS busy_ms,
                 sum(idle_ms)::bigint AS idle_ms, sum(unknown_ms)::bigint AS unknown_ms,
-                sum(energy_mj)::bigint AS energy_mj, min(start_ms) AS first_ms,
-                max(end_ms) AS last_ms,
-                bool_and(is_additive) AND min(node_id) = max(node_id) AS is_additive,
-                min(node_id) AS node_id
-            FROM (
-                SELECT *, start_ms - start_ms % {HOUR_MS} AS hour_ms, {_ATTRIBUTES} AS attributes_id,
-                    start_ms >= lag(end_ms, 1, start_ms) OVER (PARTITION BY accelerator_id ORDER BY start_ms)
-                        AND end_ms > start_ms AND end_ms <= start_ms - start_ms % {HOUR_MS} + {HOUR_MS}
-                        AND (state <> 'held' OR busy_ms + idle_ms + unknown_ms = end_ms - start_ms) AS is_additive
-                FROM {_evidence(period)} AS s
-                WHERE accelerator_id = ANY(%s) AND end_ms > {int(period.start_ms)}
-                    AND state <> 'present'
-            ) AS evidence GROUP BY 1, 2, 3, 4, 5
+                sum(energy_mj)::bigint AS energy_mj, min(first_ms) AS first_ms,
+                max(last_ms) AS last_ms,
+                bool_and(is_additive) AND min(first_id) = max(last_id) AS is_additive,
+                min(first_id) AS node_id
+            FROM (SELECT *, {_ATTRIBUTES} AS attributes_id FROM named AS s) AS reported
+            GROUP BY 1, 2, 3, 4, 5
         ) SELECT s.*, coalesce(n.name, '') AS node FROM s LEFT JOIN node n ON n.id = s.node_id
         """.replace("% ", "%% "),
         (list(accelerator_ids),),
