@@ -9,7 +9,8 @@ questions about it.
 2. *An hour*: the posts stop, and a usage interval a minute of every GPU is written straight into
    the table for one hour, then folded, and its day rated.
 3. *Questions*: the commands and pages that people would ask next, each once, with everything cold
-   that a command has cold.
+   that a command has cold. Then the commands again once the jobs run again and have rated and
+   searched that hour: what people see beside a collector.
 
 Nothing is extrapolated, and nothing is compared: what a step costs here is what this machine needed
 for it. It ends with 1 when a post went unanswered for a minute, or an acknowledged one is not
@@ -28,7 +29,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -62,6 +63,9 @@ QUESTIONS = (
     ("doctor",),
 )
 PAGES = ("/", "/metrics", "/readyz")
+JOBS = ("rate_usage", "find_idle")
+MOST_JOBS_S = 600.0
+CHILDREN = resource.RUSAGE_CHILDREN
 HOUR_OF_EVIDENCE = """
 UPDATE capacity SET in_ms = least(in_ms, %(start)s);
 INSERT INTO usage_interval SELECT c.accelerator_id, w.id, 'held', m, m + 60000, 60000, 45000, 15000, 0, 25000000,
@@ -269,12 +273,13 @@ def an_hour(collector: CollectorProcess) -> None:
     step("fold and rate that hour", lambda: refresh(database, day, now_ms))
 
 
-def questions(collector: CollectorProcess) -> None:
-    """Print how long commands and pages take."""
-    print("\n| question | seconds |\n|---|---:|")
+def questions(collector: CollectorProcess, heading: str, pages: Sequence[str]) -> None:
+    """Print how long commands and pages take, and the CPU seconds of each command."""
+    print(f"\n| {heading} | seconds | of one core | Postgres, CPU s |\n|---|---:|---:|---:|")
     environment = {**os.environ, "GPULEDGER_DSN": collector.dsn()}
     for words in QUESTIONS:
         begun = time.perf_counter()
+        before, used = tree_seconds(collector.postmaster()), resource.getrusage(CHILDREN)
         done = subprocess.run(
             [BIN / "gpuledger", *words],
             env=environment,
@@ -287,14 +292,34 @@ def questions(collector: CollectorProcess) -> None:
             if done.returncode in FINE
             else f" (exit {done.returncode}: {done.stderr.strip()[-200:]})"
         )
+        seconds, after = time.perf_counter() - begun, resource.getrusage(CHILDREN)
+        own = after.ru_utime - used.ru_utime + after.ru_stime - used.ru_stime
+        time.sleep(1.0)  # until the CPU of a session that has ended counts with its parent
         print(
-            f"| `gpuledger {' '.join(words)}` | {time.perf_counter() - begun:.2f}{ended} |",
+            f"| `gpuledger {' '.join(words)}` | {seconds:.2f}{ended} | {own:.1f}"
+            f" | {tree_seconds(collector.postmaster()) - before:.1f} |",
             flush=True,
         )
-    for path in PAGES:
+    for path in pages:
         begun = time.perf_counter()
         status, _ = collector.get(path)
-        print(f"| {path} (HTTP {status}) | {time.perf_counter() - begun:.2f} |", flush=True)
+        print(f"| {path} (HTTP {status}) | {time.perf_counter() - begun:.2f} | | |", flush=True)
+
+
+def wait_for_jobs(collector: CollectorProcess) -> None:
+    """Wait until each of the jobs that the questions are about has run to its end."""
+    since = time.time()
+    with psycopg.connect(collector.dsn(), autocommit=True) as connection:
+        while time.time() < since + MOST_JOBS_S:
+            (done,) = connection.execute(
+                "SELECT count(DISTINCT job) FROM job_run WHERE job = ANY(%s) AND outcome = 'done'"
+                " AND started_at > to_timestamp(%s)",
+                (list(JOBS), since),
+            ).fetchone() or (0,)
+            if done == len(JOBS):
+                return
+            time.sleep(1.0)
+    print(f"the jobs did not end within {MOST_JOBS_S:.0f} s")
 
 
 def main() -> int:
@@ -326,7 +351,13 @@ def main() -> int:
         collector.start()
         collector.wait_ready()
         an_hour(collector)
-        questions(collector)
+        questions(collector, "question", PAGES)
+        collector.stop(300)
+        del collector.environment["GPULEDGER_JOBS"]
+        collector.start()
+        collector.wait_ready()
+        wait_for_jobs(collector)
+        questions(collector, "question beside the jobs", ())
     finally:
         if collector.process is not None and collector.process.poll() is None:
             collector.stop(300)
