@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fnmatch import fnmatchcase
@@ -210,6 +210,8 @@ class PriceBook:
             self._places.setdefault(
                 (price.node, price.pool, price.region, price.gpu_model), []
             ).append(price)
+        self._named = {price.node for price in self.prices}
+        self._named |= {choice.node for choice in self.choices}
         self._timelines: dict[tuple[str, str, str, str, str | None], _Timeline] = {}
         self._shared: dict[object, _Timeline] = {}
 
@@ -237,6 +239,12 @@ class PriceBook:
                 return price
         return self._price_at(pool, gpu_model, node, at_ms, purchase)
 
+    def node_key(self, node: str) -> Hashable:
+        """What a node is for prices: nodes of one key have the same ones, in each pool and for each
+        model, at every instant. A fleet has many nodes, and few that a price names.
+        """
+        return node if node in self._named else tuple(self.said.get(node, ()))
+
     def said_purchase(self, node: str, at_ms: int) -> str | None:
         """How a node says that it is bought; None where it has said nothing until then."""
         rows = self.said.get(node, ())
@@ -247,6 +255,8 @@ class PriceBook:
         self, pool: str, gpu_model: str, node: str, at_ms: int, purchase: str | None
     ) -> Price | None:
         region = self.locations.region(pool, at_ms)
+        # A node that no price names is any other one.
+        node = node if node in self._named else ""
         key = (pool, gpu_model, node, region, purchase)
         timeline = self._timelines.get(key)
         if timeline is None:

@@ -9,7 +9,7 @@ rate; splits by largest remainder are made for all rating intervals at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -167,10 +167,10 @@ def _prices(
 ) -> tuple[list[Price | None], Integers]:
     """The prices that apply, None first, and which of them applies in each cell."""
     prices: dict[Price | None, int] = {None: 0}
-    by_place: dict[tuple[str, str, str], list[int]] = {}
+    by_place: dict[tuple[str, str, Hashable], list[int]] = {}
     cells: list[int] = []
     for accelerator in fleet.accelerators:
-        place = accelerator.pool, accelerator.gpu_model, accelerator.node
+        place = accelerator.pool, accelerator.gpu_model, book.node_key(accelerator.node)
         if place not in by_place:
             found = (accelerator.price_at(book, interval.start_ms) for interval in intervals)
             by_place[place] = [prices.setdefault(price, len(prices)) for price in found]

@@ -514,9 +514,10 @@ def price_usage(
             rated = rate_accelerator_day(*where, inside, book, owner_of, usage.until_ms, covered)
         charges += rated
         # Not derived from the charges: the conservation check compares two computations.
-        # Accelerators that cost the same, as most of a node do, are computed once.
+        # Accelerators that cost the same, as most of a fleet do, are computed once.
         place = placement.accelerator
-        alike = (place.gpu_micro, place.pool, place.gpu_model, place.node, *capacity)
+        node_key = book.node_key(place.node)
+        alike = (place.gpu_micro, place.pool, place.gpu_model, node_key, *capacity)
         if covered is not None or alike not in capacity_costs:
             capacity_costs[alike] = capacity_cost(*where, book, usage.until_ms, covered)
         capacities.append(capacity_costs[alike])

@@ -389,7 +389,8 @@ class _Again:
         for key, placement, present in list_places(self._placements, day):
             place, covered = placement.accelerator, coverage.shares_of(key)
             # As in rating, accelerators that cost the same are computed once.
-            alike = (place.gpu_micro, place.pool, place.gpu_model, place.node, *present)
+            node_key = self._book.node_key(place.node)
+            alike = (place.gpu_micro, place.pool, place.gpu_model, node_key, *present)
             cost = costs.get(alike) if covered is None else None
             if cost is None:
                 cost = capacity_cost(place, day, present, self._book, until_ms, covered)

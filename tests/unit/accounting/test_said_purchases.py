@@ -3,6 +3,8 @@
 from decimal import Decimal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.accounting.pricing import Price, PriceBook, PurchaseChoice
@@ -60,3 +62,54 @@ def test_who_declares_a_choice_decides():
 def test_who_asks_for_a_kind_gets_it(way, rate):
     found = PriceBook(BOTH, said=SAID).price_at("", MODEL, "n1", HOUR_MS, way)
     assert int(found.rate) == rate
+
+
+NODES = ["", "n1", "n2", "n3", "n4"]
+NAMED = st.sampled_from(NODES)
+PURCHASE = st.sampled_from(["on_demand", "spot", "reserved"])
+BOOKS = st.builds(
+    PriceBook,
+    st.lists(
+        st.builds(
+            lambda kind, rate, node: price(kind, rate, node=node),
+            PURCHASE,
+            st.integers(1, 9),
+            NAMED,
+        ),
+        max_size=4,
+    ),
+    st.lists(
+        st.builds(
+            lambda kind, node: PurchaseChoice(None, "choice", 0, kind, node=node), PURCHASE, NAMED
+        ),
+        max_size=2,
+    ),
+    said=st.dictionaries(
+        NAMED,
+        st.lists(
+            st.tuples(st.integers(0, 4).map(lambda at: at * HOUR_MS), PURCHASE), max_size=2
+        ).map(sorted),
+    ),
+)
+
+
+@given(BOOKS)
+def test_nodes_of_one_key_have_the_same_prices(book):
+    """And a node has those that it would have in a book that was asked for no other one."""
+    seen = {}
+    for node in NODES:
+        prices = [book.price_at("", MODEL, node, at * HOUR_MS) for at in range(5)]
+        assert seen.setdefault(book.node_key(node), prices) == prices
+        alone = PriceBook(
+            [each for each in book.prices if each.node in {"", node}],
+            [each for each in book.choices if each.node in {"", node}],
+            said=book.said,
+        )
+        assert [alone.price_at("", MODEL, node, at * HOUR_MS) for at in range(5)] == prices
+
+
+def test_nodes_that_nobody_names_have_one_key():
+    """A fleet of many nodes is then few places, and each is priced once."""
+    book = PriceBook([*BOTH, price("spot", 2, node="n3")], said={**SAID, "n2": list(SAID["n1"])})
+    keys = [book.node_key(node) for node in ("n1", "n2", "n3", "n4", "n5")]
+    assert (keys[0], keys[3], len(set(keys))) == (keys[1], keys[4], 3)
