@@ -6,7 +6,7 @@ Revision ID: 0041
 from alembic import op
 
 revision = "0041"
-down_revision = "0039"
+down_revision = "0040"
 branch_labels = None
 depends_on = None
 phase = "pre"
