@@ -11,7 +11,7 @@ often than others; half of the runaways and storms have a name of their own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -39,6 +39,10 @@ class Workloads:
     end: np.ndarray
     gpus: np.ndarray
     name: np.ndarray
+    unused: np.ndarray | None = None
+    """Whether each does nothing: that is what a plateau is made of."""
+    injected: dict = field(default_factory=dict)
+    """The name of what was injected by kind and first hour."""
 
     def long_running(self, hours):
         """Mean GPUs of each hour that long-running workloads held; unknown at first, as in the
@@ -145,7 +149,7 @@ def with_injections(base, values, gpus, events, chance):
     """The workloads of a series and of what was injected into it."""
     added = np.nan_to_num(gpus - values)
     unit = max(1.0, round(float(np.median(values)) / 32))
-    tables, names = [], []
+    tables, names, unused, injected = [], [], [np.zeros(len(base.start), dtype=bool)], {}
     rest = added.copy()
     for kind, start, end, _ in events:
         part = np.zeros(len(added))
@@ -158,15 +162,20 @@ def with_injections(base, values, gpus, events, chance):
         name = OWN if own_name else chance.choice(NAMES, p=POPULARITY)
         tables.append(table)
         names.append(np.full(len(table), name))
+        unused.append(np.full(len(table), kind == "plateau"))
+        injected[kind, start] = str(name)
     # The weekly batch, which is normal.
     tables.append(draw_workloads(rest, 1.0, chance, unit))
     names.append(np.full(len(tables[-1]), "batch"))
+    unused.append(np.zeros(len(tables[-1]), dtype=bool))
     start, end, held = np.concatenate(tables).T
     return Workloads(
         np.concatenate([base.start, start]),
         np.concatenate([base.end, end]),
         np.concatenate([base.gpus, held]),
         np.concatenate([base.name, *names]),
+        np.concatenate(unused),
+        injected,
     )
 
 

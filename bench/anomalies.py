@@ -17,7 +17,8 @@ first seed alone: it takes seconds a case); `at once` is the
 rule that looks every minute, in steps of five minutes, against runaways of its own.
 `--chosen-on=10,11` draw the injections that constants are chosen on, `--seeds=40,41` those that are
 shown; `--rivals=composite,ewma` are the detectors of the loop to
-judge beside ours.
+judge beside ours. `--without` shows instead what each part of the detector and each rule of causes is
+worth (_anomalies_without.py).
 
 `--inputs=cost,price,workloads` are what the detector is given (the default: all three). The rate is
 cost by GPU-hours. Workloads are those of the trace (dlrm, openb), or drawn so that they add up to
@@ -30,7 +31,7 @@ import importlib.util
 import itertools
 import sys
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +40,13 @@ from unittest.mock import patch
 import numpy as np
 import pandas as pd
 
+from bench._anomalies_without import (
+    cause_parts,
+    changed,
+    detector_parts,
+    figures_without,
+    merit_of,
+)
 from bench._traces import DAY, as_gpus, folder, mean_in_use
 from bench._workloads import Workloads, base_workloads, with_injections
 from gpuledger_collector.accounting.attribution import WorkloadFacts
@@ -46,6 +54,7 @@ from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.insight.anomalies import (
     TUNED,
     Tuning,
+    causes,
     detect,
     group_episodes,
     limits,
@@ -270,6 +279,10 @@ def flags(case, tuning=TUNED):
     return Alarms([*spans, *storms], len(case.gpus))
 
 
+BUSY = 0.8
+"""Share of its time that a workload is busy; what a plateau is made of never is."""
+
+
 class Book:
     """The hours of a series as the collector's ledger has them: its workloads, a price book, and
     what was seen.
@@ -343,6 +356,7 @@ def hourly_uses(workloads, known):
             if known[hour] and held_ms > 0:
                 rows.append((hour * HOUR, number, held_ms, gpus))
     for at_ms, number, held_ms, gpus in sorted(rows):
+        busy = 0.0 if workloads.unused is not None and workloads.unused[number] else BUSY
         yield WorkloadUsage(
             at_ms,
             number,
@@ -352,6 +366,8 @@ def hourly_uses(workloads, known):
             round(held_ms * 1_000_000 * gpus),
             held_ms,
             round(gpus * 1e6),
+            round(busy * held_ms * gpus),
+            round((1 - busy) * held_ms * gpus),
         )
 
 
@@ -368,6 +384,20 @@ def ledger(case):
         ],
         hours,
     )
+
+
+def episodes_with_causes(case):
+    """Each episode of the ledger as its cause is looked for."""
+    seen = []
+    explain = causes.explain
+
+    def record(each):
+        seen.append(each)
+        return explain(each)
+
+    with patch("gpuledger_collector.insight.anomalies.spending_findings.explain", record):
+        ledger(case)
+    return seen
 
 
 def figures(judge_loop, cases, scores, threshold=0.5, hours=1):
@@ -492,6 +522,10 @@ def main() -> int:
         f"chosen on seeds {chosen_on}, shown on {seeds}; {count_series(cases)} series,"
         f" {FALSE_ALARMS} false alarms a team-month\n"
     )
+    if "--without" in sys.argv:
+        report_without(judge_loop, choosing, cases)
+        report_causes([case for case in cases if case.seed in (0, seeds[0])])
+        return 0
     print(f"| detector | series | {' | '.join(SHOWN)} |\n|{'---|' * (len(SHOWN) + 2)}")
     chooser = Chooser(judge_loop, choosing)
     chosen = {left_out: chooser.choose(left_out) for left_out in (*FAMILIES, None)}
@@ -511,6 +545,115 @@ def main() -> int:
     print(f"ships: {asdict(TUNED)}")
     at_once(judge_loop, place, seeds)
     return 0
+
+
+def report_without(judge_loop, choosing, cases):
+    """Print what each part of the detector is worth, and each rule of causes."""
+    changed_cases = {}
+
+    def judge(part, tuning, show):
+        with changed(part.values):
+            if (id(part), show) not in changed_cases:
+                changed_cases.clear()
+                changed_cases[id(part), show] = [
+                    case_without(part, case)
+                    for case in (cases if show else choosing)
+                    if show or case.family in FAMILIES
+                ]
+            some = changed_cases[id(part), show]
+            scores = [flags(case, tuning) for case in some]
+        found = figures(judge_loop, some, scores)
+        if show:
+            pairs = [pair for pair in zip(some, scores, strict=True) if pair[0].family in FAMILIES]
+            items = [(case.name, case.copy, score, case.events) for case, score in pairs]
+            found["all clusters"] = judge_loop.evaluate(items, 0.5, 1)
+        return found
+
+    families = {
+        family: [each for each in FAMILIES if each != SAME_CLUSTER.get(family, family)]
+        for family in (*FAMILIES, "demand", "requests")
+    }
+    print(
+        f"| without | merit | {' | '.join(families)} | thresholds | median delay | slowest tenth |"
+        f"\n|{'---|' * (len(families) + 5)}"
+    )
+    for name, part in detector_parts().items():
+        shown = figures_without(part, families, CHOICES["threshold"], judge)
+        cells = [
+            ", ".join(f"{each[key]:.2f}" for key in ("recall", "precision", "clean_fa"))
+            for _, each in shown.values()
+        ]
+        delays = [
+            np.nanmean([each[key] for _, each in shown.values()])
+            for key in ("delay_med", "delay_p90")
+        ]
+        merit = np.mean([merit_of(each) for _, each in shown.values()])
+        chosen = ", ".join(f"{threshold:g}" for threshold, _ in shown.values())
+        print(
+            f"| {name} | {merit:.3f} | {' | '.join(cells)} | {chosen} | {delays[0]:.1f} |"
+            f" {delays[1]:.0f} |",
+            flush=True,
+        )
+
+
+def case_without(part, case):
+    """A case without a part."""
+    if part.storms:
+        storms = find_storms(case.name, case.workloads.runs(), 0)
+        case = replace(
+            case,
+            storms=[(storm.opened_ms // HOUR, storm.until_ms // HOUR) for storm in storms],
+        )
+    return part.case(case) if part.case else case
+
+
+KIND_OF = {
+    "runaway": causes.RUNAWAY,
+    "retry_storm": causes.STORM,
+    "plateau": causes.PLATEAU,
+    "leak": causes.LEAK,
+    "price": causes.PRICE,
+}
+
+
+def report_causes(cases):
+    """Print for each rule of causes how often the episodes of an injection had its word, or named
+    its workload, without the rule.
+    """
+    episodes = []
+    for case in cases:
+        found = episodes_with_causes(case)
+        for kind, start, end, anomalous in case.events:
+            here = [
+                each
+                for each in found
+                if each.begin_ms < end * HOUR and each.until_ms > start * HOUR
+            ]
+            if anomalous and here:
+                first = min(here, key=lambda each: abs(each.begin_ms - start * HOUR))
+                name = case.workloads.injected.get((kind, start))
+                episodes.append((case.family, kind, first, name))
+    families = list(dict.fromkeys(family for family, *_ in episodes))
+    print(
+        f"\n| causes without | right word | {' | '.join(families)} | {' | '.join(KIND_OF)} |"
+        f" names the workload |\n|{'---|' * (len(families) + len(KIND_OF) + 3)}"
+    )
+    for name, values in cause_parts().items():
+        with changed({f"causes.{key}": value for key, value in values.items()}):
+            told = [(*each, causes.explain(each[2])) for each in episodes]
+        right = [cause.kind == KIND_OF[kind] for _, kind, _, _, cause in told]
+        named = [who in cause.workloads for *_, who, cause in told if who is not None]
+        cells = [
+            np.mean([each for each, row in zip(right, told, strict=True) if row[place] == value])
+            for place, values in ((0, families), (1, KIND_OF))
+            for value in values
+        ]
+        print(
+            f"| {name} | {np.mean(right):.3f} | {' | '.join(f'{cell:.2f}' for cell in cells)} |"
+            f" {np.mean(named):.3f} |",
+            flush=True,
+        )
+    print(f"{len(episodes)} episodes of injections")
 
 
 STEPS = 12

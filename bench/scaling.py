@@ -12,7 +12,8 @@ selected anew each day by the same rules: what is left beyond it is the forecast
 
 Nothing is drawn at random, but for the noise on the taxi rides (seed 0). `--pools=helios/` judges
 only pools whose name holds this; `--pictures=DIR` draws wait against cost, one picture per pool of
-DRAWN with a panel for each delay.
+DRAWN with a panel for each delay. `--without` shows instead what each part is worth
+(_scaling_without.py); `--without=climate,lot 1+lot 2` leaves out these, those joined by + at once.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench._scaling_without import chosen_parts, scores_without
 from bench._traces import five_minutes, folder
 from gpuledger_collector.insight.backtest import ScalingScenario, backtest_scaling
 from gpuledger_collector.insight.scaling.choice import SelectionRules
@@ -399,6 +401,47 @@ def panel(left, title, points):
     return out
 
 
+def report_without(traces, several):
+    """Print the mean cut of each family without each part, and who is harmed."""
+    tables = {name: {} for name in several}
+    for pool, delay in itertools.product(traces, DELAYS):
+        print(f"... {pool}, {delay} min", file=sys.stderr, flush=True)
+        steps = max(1, delay * MINUTE // STEP)
+        judged = scores_without(traces[pool].astype(float), STEP, steps, CAPS, several, score)
+        for cap, by_name in judged.items():
+            for name, each in by_name.items():
+                tables[name][Case(pool, delay, cap)] = each
+    families = dict.fromkeys(pool.split("/")[0] for pool in traces)
+    titles = " | ".join([*families, "mean of families", "every pool", *GROUPS_WITHOUT])
+    print(f"| without | {titles} | waits more | costs more | changes |")
+    print(f"|---|{'---|' * (titles.count('|') + 4)}")
+    for name, table in tables.items():
+        of_family = {family: {} for family in families}
+        for case, each in table.items():
+            of_family[case.family][case] = each
+        means = [mean_cut(each) for each in of_family.values()]
+        cells = [*means, np.mean(means), mean_cut(table)]
+        at_10 = {case: each for case, each in table.items() if (case.cap, case.delay) == (1.1, 10)}
+        cells += [mean_cut(at_10, GROUPS[group]) for group in GROUPS_WITHOUT]
+        waits = sum(each.wait > MOST_WAIT_RATIO * each.tuned_wait + 1e-6 for each in table.values())
+        dear = sum(each.capacity > MOST_COST_RATIO * each.tuned_capacity for each in table.values())
+        busy = sum(each.actions > 1.25 * each.tuned_actions + each.days for each in table.values())
+        print(
+            f"| {name} | {' | '.join(f'{value:.2f}' for value in cells)} | {waits} | {dear} |"
+            f" {busy} |",
+            flush=True,
+        )
+
+
+def mean_cut(table, belongs=bool):
+    cuts = [each.cut for case, each in table.items() if belongs(case)]
+    return np.mean(cuts) if cuts else np.nan
+
+
+GROUPS_WITHOUT = ("training cluster", "single teams")
+"""Shown at 1.10 and 10 minutes beside the means over all budgets and delays."""
+
+
 def option(name, default):
     given = [
         argument.partition("=")[2] for argument in sys.argv if argument.startswith(f"--{name}=")
@@ -415,6 +458,9 @@ def main() -> int:
     if option("pictures", ""):
         for name, (title, file) in DRAWN.items():
             picture(traces[name], title, Path(option("pictures", "")) / file)
+        return 0
+    if "--without" in sys.argv or option("without", ""):
+        report_without(traces, chosen_parts(option("without", "")))
         return 0
     settings, table, started = every_setting(), {}, time.process_time()
     for name, delay, cap in itertools.product(traces, DELAYS, CAPS):
