@@ -164,6 +164,28 @@ def five_minutes(place: Path) -> dict[str, np.ndarray]:
     return {name: np.ceil(values - 1e-6) for name, values in out.items()}
 
 
+def other_five_minutes(place: Path) -> dict[str, np.ndarray]:
+    """Pools that no constant of capacity was chosen on: the other companies' requests, taxi rides
+    with other noise, the smaller teams of helios, and openb's pods by size.
+    """
+    known = five_minutes(place)
+    out = {}
+    requests = pd.read_csv(place / "nab_requests_5min.csv.gz")
+    for name, rows in requests.groupby("series", sort=False):
+        if f"seasonal/requests {name}" not in known:
+            out[f"seasonal/requests {name}"] = as_gpus(rows.value.to_numpy(float)[: 35 * 288], 20)
+    taxi = known["seasonal/taxi"]
+    out["seasonal/taxi"] = taxi * (1 + np.random.default_rng(1).normal(0, 0.02, len(taxi)))
+    for team, rows in helios(place).groupby("team"):
+        if 2 <= rows.demand.mean() < 8:
+            out[f"helios/{team}"] = rows.sort_values("ts").demand.to_numpy()
+    pods = short_pods(place)
+    for name, rows in (("shared", pods[pods.gpus < 1]), ("whole", pods[pods.gpus >= 1])):
+        until = min(35 * DAY, float(pods.end.max()))
+        out[f"openb/{name}"] = mean_in_use(rows.start, rows.end, rows.gpus, 300, until)
+    return {name: np.ceil(values - 1e-6) for name, values in out.items()}
+
+
 def as_gpus(counts: np.ndarray, mean: float) -> np.ndarray:
     """Request counts, 15 min mean without the highest 0.2 %, scaled to a mean number of GPUs."""
     calm = (

@@ -13,7 +13,8 @@ selected anew each day by the same rules: what is left beyond it is the forecast
 Nothing is drawn at random, but for the noise on the taxi rides (seed 0). `--pools=helios/` judges
 only pools whose name holds this; `--pictures=DIR` draws wait against cost, one picture per pool of
 DRAWN with a panel for each delay. `--without` shows instead what each part is worth
-(_scaling_without.py); `--without=climate,lot 1+lot 2` leaves out these, those joined by + at once.
+(_scaling_without.py), with `--others` on pools that chose nothing; `--without=climate,lot 1+lot 2`
+leaves out these, those joined by + at once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from bench._scaling_without import chosen_parts, scores_without
-from bench._traces import five_minutes, folder
+from bench._traces import five_minutes, folder, other_five_minutes
 from gpuledger_collector.insight.backtest import ScalingScenario, backtest_scaling
 from gpuledger_collector.insight.scaling.choice import SelectionRules
 from gpuledger_collector.insight.scaling.policies import LOT_UNITS, headroom_unit
@@ -450,10 +451,9 @@ def option(name, default):
 
 
 def main() -> int:
+    pools = other_five_minutes if "--others" in sys.argv else five_minutes
     traces = {
-        name: values
-        for name, values in five_minutes(folder()).items()
-        if option("pools", "") in name
+        name: values for name, values in pools(folder()).items() if option("pools", "") in name
     }
     if option("pictures", ""):
         for name, (title, file) in DRAWN.items():

@@ -4,9 +4,8 @@ For each step t the quantity of interest is rise[t] = max(demand[t+1 .. t+reach]
 estimators, both from the past alone and refitted once a day:
 
 * `climate`: the quantile of the rises at this hour of the last fourteen days;
-* `drift`: a linear model of the rise (what just happened, what followed at this hour one, two and
-  seven days ago, the hour itself), with the quantile of its standardized errors; their scale is a
-  linear model too, of the size of recent errors.
+* `drift`: a linear model of the rise (what just happened, and the hour), with the quantile of its
+  standardized errors; their scale is a linear model too, of the size of recent errors.
 
 A linear model sees a daily ramp as well as boosted trees do, and is fitted in milliseconds, which
 lets every pool run its own backtest each day.
@@ -61,14 +60,11 @@ def climate(demand: Floats, reach: int, per_day: int, quantiles: Floats, start: 
     return np.maximum(out, 0.0)
 
 
-def features(demand: Floats, reach: int, per_day: int) -> Floats:
+def features(demand: Floats, per_day: int) -> Floats:
     """Return the regressors of the drift model at the end of each step (n, F); row t uses nothing
     later than t.
     """
     count = len(demand)
-    ahead = rises(demand, reach)
-    wide = max(1, per_day // 96)
-    smooth, smooth_rise = _smooth(demand, wide), _smooth(np.nan_to_num(ahead), wide)
     hour = 2 * np.pi * (np.arange(count) % per_day) / per_day
     columns = [np.ones(count), np.sin(hour), np.cos(hour), np.sin(2 * hour), np.cos(2 * hour)]
     # Differences only, never levels: a pool that grows keeps the model it has learnt.
@@ -79,18 +75,7 @@ def features(demand: Floats, reach: int, per_day: int) -> Floats:
         window = max(2, int(days * per_day))
         low = np.maximum(index + 1 - window, 0)
         columns.append(demand - (running[index + 1] - running[low]) / (index + 1 - low))
-    for days in (1, 2, 7):
-        lag = days * per_day
-        # A day ago the rise and its neighbors within a quarter of an hour are known in full.
-        columns.append(_shift(smooth_rise, lag))
-        columns.append(demand - _shift(smooth, lag))
     return np.stack(columns, axis=1)
-
-
-def _smooth(values: Floats, wide: int) -> Floats:
-    """The mean of each value and its `wide` neighbors on both sides."""
-    padded = np.pad(values, wide, mode="edge")
-    return np.asarray(np.convolve(padded, np.full(2 * wide + 1, 1 / (2 * wide + 1)), mode="valid"))
 
 
 def _shift(values: Floats, lag: int) -> Floats:
@@ -102,7 +87,7 @@ def _shift(values: Floats, lag: int) -> Floats:
 def drift(demand: Floats, reach: int, per_day: int, quantiles: Floats, start: int) -> Floats:
     """Return expected extra GPUs (n, Q), at least 0, refitted each day on the past three weeks."""
     count = len(demand)
-    rows = features(demand, reach, per_day)
+    rows = features(demand, per_day)
     ahead = rises(demand, reach)
     out = np.zeros((count, len(quantiles)))
     for day in range(start, count, per_day):
