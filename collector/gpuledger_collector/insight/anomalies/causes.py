@@ -48,11 +48,10 @@ USUAL_STORMS = 2
 UNUSED = 0.01
 """A plateau is busy for at most this share of its known time."""
 PLATEAU_MS = 8 * HOUR_MS
-LEAK_MS = 48 * HOUR_MS
 LEAK_DAYS = 4
-LEAK_MAX_STEP, LEAK_MAX_FALL = 0.5, 0.1
-"""No day of a leak makes more than the first share of its rise, or falls by more than the second.
-"""
+"""A leak is seen over so many days, of which two are before its episode."""
+LEAK_MAX_STEP = 0.5
+"""No day of a leak makes more than this share of its rise."""
 SCALED = 1.25
 NEW_MS = DAY_MS
 """A name is new when its first run began at most so long before its episode: spending stands out
@@ -288,21 +287,14 @@ def _runaway(case: AnomalyCase) -> AnomalyCause | None:
 
 
 def _leak(case: AnomalyCase) -> AnomalyCause | None:
-    """Slow growth over days: hardly a day below the one before, and no day that makes half of the
-    rise.
-    """
+    """Slow growth over days: no day makes half of the rise."""
     days = case.daily
-    if not case.risen or case.until_ms - case.begin_ms < LEAK_MS or len(days) < LEAK_DAYS:
+    if not case.risen or len(days) < LEAK_DAYS:
         return None
     steps = [after - before for before, after in pairwise(days)]
     rise = days[-1] - days[0]
-    # A leap is another cause, and so is a rise that falls back in between.
-    if (
-        rise <= 0
-        or days[0] <= 0
-        or min(steps) < -LEAK_MAX_FALL * rise
-        or max(steps) > LEAK_MAX_STEP * rise
-    ):
+    # A leap is another cause.
+    if rise <= 0 or days[0] <= 0 or max(steps) > LEAK_MAX_STEP * rise:
         return None
     each = 100 * ((days[-1] / days[0]) ** (1 / len(steps)) - 1)
     sentence = (
