@@ -81,21 +81,8 @@ def detector_parts():
         "storms: three times as many": Part(values={"causes.STORM_TIMES": 0}, storms=True),
         "storms: twice is usual": Part(values={"causes.USUAL_STORMS": HUGE}, storms=True),
         "storms: short runs": Part(values={"causes.STORM_RUN_MS": HUGE}, storms=True),
-        "storms: half as long as such runs": Part(
-            values={"causes.median": _no_usual(causes.median)}, storms=True
-        ),
         "storms: runs to compare with": Part(values={"causes.MIN_COMPARABLE": 1}, storms=True),
     }
-
-
-def _no_usual(median):
-    """The median of runs that are compared with, so high that it forbids nothing."""
-
-    def of(values):
-        # The comparison is a list, the series itself a generator.
-        return 10**15 if isinstance(values, list) else median(values)
-
-    return of
 
 
 def cause_parts():
@@ -115,10 +102,8 @@ def cause_parts():
             "such runs: 5": {"MIN_COMPARABLE": 1},
             "storm: 30 minutes": {"STORM_RUN_MS": HUGE},
             "plateau: 8 hours": {"PLATEAU_MS": 0},
-            "leak: two days": {"LEAK_MS": 0},
             "leak: four days": {"LEAK_DAYS": 2},
             "leak: no leap": {"LEAK_MAX_STEP": HUGE},
-            "leak: no fall": {"LEAK_MAX_FALL": HUGE},
             "new: a day": {"NEW_MS": 0},
             "scale-up: a quarter": {"SCALED": 1.0},
             "most of the rise": {"MOST_OF_RISE": 0.0},

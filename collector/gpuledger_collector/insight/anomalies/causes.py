@@ -38,8 +38,7 @@ held.
 """
 STORM_RUNS = 10
 STORM_RUN_MS = 30 * MINUTE_MS
-"""Runs of a storm are this short at the median, and at most half as long as such runs were before.
-"""
+"""Runs of a storm are this short at the median."""
 STORM_TIMES = 3
 """A storm has this many times the runs that the name ever had in as long a time."""
 STORM_GAP_MS = 2 * HOUR_MS
@@ -208,14 +207,12 @@ def _storm(case: AnomalyCase) -> AnomalyCause | None:
 
 
 def _storm_of(runs: Sequence[WorkloadRun], comparable: ComparableRuns) -> AnomalyCause | None:
-    """Many short runs of one name: shorter than such runs were before."""
+    """Many short runs of one name, next to how long such runs lasted before."""
     if len(runs) < STORM_RUNS:
         return None
     length = median(run.length_ms for run in runs)
     usual = median([run.length_ms for run in comparable.runs]) if comparable.runs else None
-    # Short in itself and short for its name: a name whose runs always last minutes does not fail
-    # and retry.
-    if length > STORM_RUN_MS or (usual is not None and 2 * length > usual):
+    if length > STORM_RUN_MS:
         return None
     span = max(run.end_ms for run in runs) - min(run.start_ms for run in runs)
     before = (
@@ -436,9 +433,8 @@ def find_storms(owner: str, runs: Sequence[WorkloadRun], since_ms: int) -> list[
     cheap.
 
     Runs of one name no further apart than two hours are one series. A series is a storm when it is
-    long and its runs are short for that name (else: for that owner), and when the name never had a
-    third as many in as long a time. A name that has stormed twice works like that: a weekly sweep
-    is no storm.
+    long and its runs are short, and when the name never had a third as many in as long a time. A
+    name that has stormed twice works like that: a weekly sweep is no storm.
     """
     by_name: dict[str, list[WorkloadRun]] = defaultdict(list)
     for run in runs:
