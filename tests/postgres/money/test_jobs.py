@@ -126,6 +126,8 @@ class _StoppingConnection:
 
     def __getattr__(self, name):
         method = getattr(self._connection, name)
+        if not callable(method):
+            return method
 
         def call(*arguments, **options):
             self._database.steps -= 1
