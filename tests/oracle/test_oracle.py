@@ -49,18 +49,21 @@ def check(world, dsn: str, folder: Path) -> None:
 
 
 def unlike_models(world, dsn: str) -> Iterator[str]:
-    """Pools whose demand is not that of their models, in hours in which each of these is known."""
+    """Pools whose demand is not that of their models, in hours in which one of these is there and
+    each that is there is known.
+    """
     days = (midnight(day, world.zone) // HOUR * HOUR for day in (world.first, world.last))
     hours = range(*days, HOUR)
     period = hours[0], hours[-1] + HOUR
     with Database(dsn).connect() as connection:
         for pool in demand(connection, *period, "pool"):
-            total = np.zeros(len(hours))
+            total, is_there = np.zeros(len(hours)), np.zeros(len(hours), bool)
             for model in models_of_pool(connection, *period, pool.name):
                 first = (model.start_ms - period[0]) // HOUR
                 total[first : first + len(model.values)] += model.values
+                is_there[first : first + len(model.values)] = True
             first = (pool.start_ms - period[0]) // HOUR
-            total = total[first : first + len(pool.values)]
+            total = np.where(is_there, total, np.nan)[first : first + len(pool.values)]
             known = np.isfinite(total)
             if not np.allclose(total[known], pool.values[known]):
                 yield f"pool {pool.name}: its models demand {total}, it demands {pool.values}"
