@@ -102,6 +102,7 @@ def cause_parts():
             "such runs: 5": {"MIN_COMPARABLE": 1},
             "storm: 30 minutes": {"STORM_RUN_MS": HUGE},
             "plateau: 8 hours": {"PLATEAU_MS": 0},
+            "leak: two days": {"LEAK_MS": 0},
             "leak: four days": {"LEAK_DAYS": 2},
             "leak: no leap": {"LEAK_MAX_STEP": HUGE},
             "new: a day": {"NEW_MS": 0},

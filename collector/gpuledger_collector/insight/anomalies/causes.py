@@ -47,6 +47,8 @@ USUAL_STORMS = 2
 UNUSED = 0.01
 """A plateau is busy for at most this share of its known time."""
 PLATEAU_MS = 8 * HOUR_MS
+LEAK_MS = 48 * HOUR_MS
+"""A leak lasts so long at least; the last of its days may be a part of one."""
 LEAK_DAYS = 4
 """A leak is seen over so many days, of which two are before its episode."""
 LEAK_MAX_STEP = 0.5
@@ -286,7 +288,7 @@ def _runaway(case: AnomalyCase) -> AnomalyCause | None:
 def _leak(case: AnomalyCase) -> AnomalyCause | None:
     """Slow growth over days: no day makes half of the rise."""
     days = case.daily
-    if not case.risen or len(days) < LEAK_DAYS:
+    if not case.risen or case.until_ms - case.begin_ms < LEAK_MS or len(days) < LEAK_DAYS:
         return None
     steps = [after - before for before, after in pairwise(days)]
     rise = days[-1] - days[0]

@@ -151,6 +151,9 @@ def test_slow_growth_of_many_is_a_leak_and_a_leap_is_none():
         == "spending grows by 4 % a day for 6 days, never by a leap; most by service-0"
     )
     assert explain(replace(grown, daily=[100.0, 100, 100, 124, 124, 124])).kind != "leak"
+    # Four days by their parts, of an episode of a day and a half, are no slow growth.
+    short = replace(grown, until_ms=grown.begin_ms + 33 * HOUR_MS, daily=[100.0, 104, 109, 113])
+    assert explain(short).kind != "leak"
     assert explain(replace(grown, daily=[100.0, 120, 90, 130, 95, 124])).kind != "leak"
 
 
