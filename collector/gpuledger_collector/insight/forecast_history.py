@@ -81,13 +81,19 @@ def daily_origins(now_ms: int) -> list[int]:
 def forecast_at(
     series: Sequence[Series], grouped: str, origin_ms: int, now_ms: int
 ) -> list[StoredForecast]:
-    """Forecast each hourly series that has an hour at `origin_ms`, from what was known up to it."""
+    """Forecast each hourly series that has an hour at `origin_ms`, from what was known up to it; none
+    of which nothing is known of the day before, as where that day's evidence is still to come.
+    """
     past = [
         hourly.known_before((origin_ms - hourly.start_ms) // HOUR_MS + 1)
         for hourly in series
         if hourly.start_ms <= origin_ms <= hourly.end_ms
     ]
-    usable = [hourly for hourly in past if hourly.known_count]
+    usable = [
+        hourly
+        for hourly in past
+        if (until_ms := hourly.known_until_ms) is not None and origin_ms - until_ms < DAY_MS
+    ]
     replayed = now_ms - origin_ms > DAY_MS + HOUR_MS
     return [
         _to_stored(result, grouped, origin_ms, now_ms, replayed)

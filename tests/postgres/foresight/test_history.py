@@ -16,6 +16,7 @@ from gpuledger_collector.insight.forecast_history import (
     REPLAYED_DAYS,
     StoredForecast,
     daily_origins,
+    forecast_at,
     score_forecast,
     summarize_scores,
 )
@@ -65,6 +66,19 @@ def test_forecasts_are_kept_once_and_scored(used, database):
     assert store_forecasts(store, NOW_MS + DAY_MS) == 2
     with database.connect() as connection:
         assert forecast_records(connection, "pool", "train")[0].replayed == REPLAYED_DAYS
+
+
+def test_days_whose_evidence_is_still_to_come_are_replayed_once_it_is_there():
+    """A collector that has seen one day keeps no forecast of the days after it from that day."""
+    hours = (REPLAYED_DAYS + 20) * 24
+    start_ms = NOW_MS // DAY_MS * DAY_MS - hours * HOUR_MS
+    whole = Series(
+        "train", start_ms, HOUR_MS, np.tile(np.r_[np.ones(12), np.full(12, 4.0)], hours // 24)
+    )
+    first_day = replace(whole, values=np.r_[whole.values[:24], np.full(hours - 24, np.nan)])
+    for origin_ms in daily_origins(NOW_MS):
+        assert forecast_at([first_day], "pool", origin_ms, NOW_MS) == []
+        assert len(forecast_at([whole], "pool", origin_ms, NOW_MS)) == 1
 
 
 def test_the_record_is_told_by_command_and_over_http(used, run, dsn):
