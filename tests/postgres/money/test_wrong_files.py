@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -137,8 +138,17 @@ def test_an_import_that_is_interrupted_while_it_reads_says_so(fleet, dsn, tmp_pa
     """A pipe that gives nothing: Ctrl-C before anything is written."""
     os.mkfifo(tmp_path / "u.csv")
     process = started(dsn, tmp_path / "u.csv")
-    with (tmp_path / "u.csv").open("w"):  # waits until the command reads
+    with (tmp_path / "u.csv").open("w"):  # waits until the command opens it
+        until_it_reads(process)
         interrupted(process, "stopped: nothing was imported")
+
+
+def until_it_reads(process) -> None:
+    """Wait until a process waits for a pipe, or for two seconds where the kernel does not say."""
+    for _ in range(40):
+        if "pipe_read" in Path(f"/proc/{process.pid}/wchan").read_text():
+            return
+        time.sleep(0.05)
 
 
 def test_an_import_that_is_interrupted_in_its_transaction_says_so(fleet, dsn, tmp_path):
