@@ -133,7 +133,7 @@ class Node:
         that is slow.
         """
         self.producing.clear()
-        self.http._timeout_s = 30.0
+        self.http._connection.timeout_s = 30.0
         self.stopping.set()
 
     def make(self) -> None:
