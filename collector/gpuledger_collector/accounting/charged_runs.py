@@ -51,8 +51,8 @@ class ChargedAmounts(Measures):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChargedRun(ChargedAmounts):
-    """A workload that was charged in a period."""
+class RunSums(ChargedAmounts):
+    """What a workload was charged in a period, as far as lists order, group and add it up."""
 
     workload_id: int
     key: str
@@ -60,16 +60,24 @@ class ChargedRun(ChargedAmounts):
     external_id: str
     name: str | None
     user: str | None
-    team: str
-    gpu_model: str
-    accelerators: int
     start_ms: int
     end_ms: int
+    part: str = ""
+    """Of a workload that is split by its team or its model: which one; else empty."""
 
     @property
     def display_name(self) -> str:
         """The display name."""
         return self.name or self.external_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChargedRun(RunSums):
+    """A workload that was charged in a period, with what it held."""
+
+    team: str
+    gpu_model: str
+    accelerators: int
 
 
 @dataclass(frozen=True, slots=True)

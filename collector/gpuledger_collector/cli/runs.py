@@ -152,7 +152,7 @@ def runs(
         return
     with open_session(dsn, config) as session:
         span = session.rate_range(asked)
-        with session.database.transaction() as connection:
+        with session.database.transaction(read_only=True) as connection:
             charged = list_runs(connection, span, levels, order=sort.value, top=top or None)
     if form is options.Format.json:
         print_json([run_json(item) for item in charged.items])

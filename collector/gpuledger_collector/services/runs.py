@@ -21,6 +21,7 @@ from gpuledger_collector.accounting.charged_runs import (
     RecordedOutcome,
     RunFilter,
     RunGroup,
+    RunSums,
 )
 from gpuledger_collector.accounting.money import Money, total_by_currency
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
@@ -40,7 +41,7 @@ from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.row_level_security import as_viewer
 
 COST, WASTE, NEWEST, UNIT = "cost", "waste", "newest", "unit"
-ORDERS: Mapping[str, Callable[[ChargedRun], Any]] = {
+ORDERS: Mapping[str, Callable[[RunSums], Any]] = {
     COST: lambda run: (-(run.cost_micro or 0), -run.gpu_ns, run.key),
     WASTE: lambda run: (-(run.idle_cost_micro or 0), -run.idle_ns, run.key),
     NEWEST: lambda run: (-run.start_ms, run.key),
@@ -112,11 +113,11 @@ class RunList:
     """
 
     items: Sequence[ListedRun]
-    others: Sequence[ChargedRun]
+    others: Sequence[RunSums]
     states: Mapping[int, str] = field(default_factory=dict)
 
     @property
-    def runs(self) -> Sequence[ChargedRun]:
+    def runs(self) -> Sequence[RunSums]:
         """All of them, in their order."""
         return [*(item.run for item in self.items), *self.others]
 
@@ -128,9 +129,10 @@ class RunList:
     def groups(self, by: str, calendar: Calendar, top: int | None = None) -> RunGroupList:
         """A group for each `team`, `user`, `model`, `state` or `day` (on which it began to be
         charged in this period) and currency, dearest first; days in their order, the latest first.
+        By team and by model only of a list that is split by them.
         The first `top` of them, None: all.
         """
-        groups: dict[tuple[str, str | None], list[ChargedRun]] = defaultdict(list)
+        groups: dict[tuple[str, str | None], list[RunSums]] = defaultdict(list)
         for run in self.runs:
             groups[self._group_of(run, by, calendar), run.currency].append(run)
         listed = [_group(name, currency, runs) for (name, currency), runs in groups.items()]
@@ -139,11 +141,12 @@ class RunList:
             listed.sort(key=lambda group: group.name, reverse=True)
         return RunGroupList(listed[:top], listed[len(listed[:top]) :])
 
-    def _group_of(self, run: ChargedRun, by: str, calendar: Calendar) -> str:
+    def _group_of(self, run: RunSums, by: str, calendar: Calendar) -> str:
         if by == "day":
             return calendar.date_of(run.start_ms).isoformat()
-        names = {"team": run.team, "user": run.user or "", "model": run.gpu_model}
-        return self.states[run.workload_id] if by == "state" else names[by]
+        if by == "state":
+            return self.states[run.workload_id]
+        return (run.user or "") if by == "user" else run.part
 
     @property
     def others_gpu_ns(self) -> int:
@@ -170,32 +173,60 @@ def list_runs(
     split_by: str = "",
 ) -> RunList:
     """List the runs that an owner was charged for, read with the rights of a viewer; the first
-    `top`, None: all.
+    `top`, None: all. The connection reads one snapshot.
 
-    Only those are asked for their unit costs, unless the order is by them. `with_states`: the
-    states are read, also where none is wanted. `split_by`, `team` or `model`: a run of
-    several of them is listed for each, as groups by them need it.
+    Only those are read whole and asked for their unit costs, unless the order is by them.
+    `with_states`: the states are read, also where none is wanted. `split_by`, `team` or `model`:
+    a run of several of them is one of the others for each, as groups by them need it, and none is
+    listed by itself.
     """
     with as_viewer(connection, viewer):
-        charged = runs.list_charged(
-            connection, period, owner, name, wanted=wanted, split_by=split_by
+        charged: Sequence[RunSums] = (
+            runs.list_charged(connection, period, owner, name, wanted=wanted)
+            if (top is None or order == UNIT) and not split_by
+            else runs.sum_charged(connection, period, owner, name, wanted, split_by=split_by)
         )
     states: Mapping[int, str] = {}
     if with_states or wanted.state:
         states = _states_of(connection, charged, period)
     if wanted.state:
         charged = [run for run in charged if states[run.workload_id] == wanted.state]
+    if split_by:
+        return RunList((), sorted(charged, key=ORDERS[COST]), states)
     if order == UNIT:
-        items = sorted(_with_units(connection, charged, period), key=lambda item: -_unit_cost(item))
+        whole = [run for run in charged if isinstance(run, ChargedRun)]
+        items = sorted(_with_units(connection, whole, period), key=lambda item: -_unit_cost(item))
         shown = items[:top]
         return RunList(shown, [item.run for item in items[len(shown) :]], states)
-    charged.sort(key=ORDERS[order])
-    first = charged[:top]
-    return RunList(_with_units(connection, first, period), charged[len(first) :], states)
+    charged = sorted(charged, key=ORDERS[order])
+    first, others = charged[:top], charged[len(charged[:top]) :]
+    with as_viewer(connection, viewer):
+        whole = _read_whole(connection, period, owner, name, first, wanted)
+    return RunList(_with_units(connection, whole, period), others, states)
+
+
+def _read_whole(
+    connection: Connection,
+    period: Period,
+    owner: Mapping[str, str],
+    name: str | None,
+    first: Sequence[RunSums],
+    wanted: RunFilter,
+) -> list[ChargedRun]:
+    """The runs of these sums, in their order."""
+    read = [run for run in first if isinstance(run, ChargedRun)]
+    if len(read) == len(first):
+        return read
+    ids = sorted({run.workload_id for run in first})
+    whole = {
+        (run.workload_id, run.currency): run
+        for run in runs.list_charged(connection, period, owner, name, ids, wanted)
+    }
+    return [whole[run.workload_id, run.currency] for run in first]
 
 
 def _states_of(
-    connection: Connection, charged: Sequence[ChargedRun], period: Period
+    connection: Connection, charged: Sequence[RunSums], period: Period
 ) -> Mapping[int, str]:
     """The state of each run at the end of the period, or of what is rated of it.
 
@@ -225,7 +256,7 @@ def state_at(last_ms: int, charged_until_ms: int, recorded: RecordedOutcome | No
     return RUNNING if recorded.end_ms > last_ms or goes_on else recorded.state.casefold()
 
 
-def _group(name: str, currency: str | None, runs: Sequence[ChargedRun]) -> RunGroup:
+def _group(name: str, currency: str | None, runs: Sequence[RunSums]) -> RunGroup:
     return RunGroup(
         name,
         currency,

@@ -1,9 +1,12 @@
 """Lists of runs are narrowed by state and by a pool without a name, and grouped."""
 
+from dataclasses import fields
+
 import psycopg
 import pytest
 
-from gpuledger_collector.accounting.charged_runs import RecordedOutcome, RunFilter
+from gpuledger_collector.accounting.charged_runs import RecordedOutcome, RunFilter, RunSums
+from gpuledger_collector.accounting.money import total_by_currency
 from gpuledger_collector.accounting.period import HOUR_MS, UTC_DAYS
 from gpuledger_collector.services.runs import list_run_places, list_runs, state_at
 from gpuledger_collector.storage.database import Database
@@ -14,6 +17,7 @@ JOBS = """workload_id,start,end,gpus,state,pool,user,tag:team
 3,2025-11-02T00:00:00Z,,4,RUNNING,train,bob,speech
 4,2025-11-02T00:00:00Z,2025-11-02T01:00:00Z,8,,train,,speech
 """
+SUMS = [field.name for field in fields(RunSums)]
 PERIOD = UTC_DAYS.date_range("2025-11-01", "2025-11-04")
 
 
@@ -27,12 +31,15 @@ def ask(run, dsn, tmp_path):
     assert code == 0, out + err
     assert run("chargeback", "--from", "2025-11-01", "--to", "2025-11-04")[0] == 0
 
-    def ask(*, split_by="", **wanted):
+    def ask(*, owner=None, viewer=None, order="cost", top=None, split_by="", **wanted):
         with Database(dsn).transaction(read_only=True) as connection:
             return list_runs(
                 connection,
                 PERIOD,
-                {},
+                owner or {},
+                viewer,
+                order=order,
+                top=top,
                 wanted=RunFilter(**wanted),
                 with_states=True,
                 split_by=split_by,
@@ -56,6 +63,69 @@ def test_a_run_has_the_state_that_its_scheduler_says(ask, dsn):
     assert keys_of(ask(state="no-such-state")) == []
 
 
+@pytest.mark.parametrize("order", ["cost", "waste", "newest"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"owner": {"team": "vision"}},
+        {"owner": {"team": ""}},
+        {"owner": {"team": "speech"}, "viewer": {"team": "speech"}},
+        {"pool": "train"},
+        {"state": "running"},
+        {"user": "ann"},
+        {"words": "2"},
+    ],
+)
+def test_the_first_runs_and_the_sums_of_the_others_are_those_of_the_whole_list(
+    ask, dsn, order, asked
+):
+    """Also of a run that two teams and nobody pay for, of a correction, and of time without a
+    price.
+    """
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            "UPDATE charge c SET owner_id = CASE WHEN c.day_ms % 172800000 = 0 THEN"
+            " (SELECT min(id) FROM owner WHERE team = 'vision') END"
+            " FROM workload w WHERE w.id = c.workload_id AND w.external_id = '3'"
+        )
+        connection.execute(
+            "UPDATE charge SET owner_id = (SELECT min(id) FROM owner WHERE team = 'speech') WHERE ctid ="
+            " (SELECT max(c.ctid) FROM charge c JOIN workload w ON w.id = c.workload_id"
+            " WHERE w.external_id = '3')"
+        )
+        columns = (
+            "day_ms, start_ms, end_ms, accelerator_id, workload_id, owner_id, state, pool,"
+            " gpu_model, gpu_ns, busy_ns, idle_ns, unknown_ns"
+        )
+        for currency, micro in (("'USD'", 700), ("NULL", None)):
+            connection.execute(
+                f"INSERT INTO correction (booked_day_ms, recorded_ms, {columns}, currency,"
+                " cost_micro, idle_cost_micro)"
+                f" SELECT day_ms + 86400000, 0, {columns}, {currency}, %s, %s FROM charge"
+                " WHERE workload_id IS NOT NULL ORDER BY start_ms, workload_id LIMIT 2",
+                (micro, micro),
+            )
+    whole = ask(order=order, **asked)
+    assert whole.runs or asked == {"owner": {"team": ""}}
+    for top in range(len(whole.items) + 1):
+        found = ask(order=order, top=top, **asked)
+        assert found.items == whole.items[:top]
+        left = whole.runs[top:]
+        assert [(run.key, run.currency) for run in found.others] == [
+            (run.key, run.currency) for run in left
+        ]
+        for run, own in zip(found.others, left, strict=True):
+            assert {name: getattr(run, name) for name in SUMS} == {
+                name: getattr(own, name) for name in SUMS
+            }
+        assert (found.others_gpu_ns, found.others_cost) == (
+            sum(run.gpu_ns for run in left),
+            total_by_currency(run.cost for run in left),
+        )
+        assert (found.states, found.workloads) == (whole.states, whole.workloads)
+
+
 def test_a_pool_without_a_name_is_one_of_the_choices(ask, dsn):
     """An empty name in a filter asks for every pool."""
     with psycopg.connect(dsn) as connection:
@@ -72,7 +142,8 @@ def test_groups_add_up_to_the_list(ask):
     """By each dimension: jobs, GPU-time and cost; what is not known is not zero."""
     whole = ask()
     for by in ("team", "user", "model", "state", "day"):
-        groups = whole.groups(by, UTC_DAYS).items
+        split = ask(split_by=by) if by in {"team", "model"} else whole
+        groups = split.groups(by, UTC_DAYS).items
         assert sum(group.workloads for group in groups) == len(whole.runs), by
         assert sum(group.gpu_ns for group in groups) == sum(run.gpu_ns for run in whole.runs), by
         assert sum(group.cost.micro for group in groups) == sum(
@@ -80,7 +151,7 @@ def test_groups_add_up_to_the_list(ask):
         ), by
         # A record of a scheduler says nothing of what the GPUs did.
         assert {group.idle_ns for group in groups} == {None}, by
-    teams = whole.groups("team", UTC_DAYS).items
+    teams = ask(split_by="team").groups("team", UTC_DAYS).items
     assert [group.name for group in teams] == ["speech", "vision"]
     assert [group.name for group in whole.groups("day", UTC_DAYS).items] == [
         "2025-11-02",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any, TypeVar
 
 from gpuledger_collector.accounting.charged_runs import (
     EVERY_RUN,
     ChargedRun,
     RecordedOutcome,
     RunFilter,
+    RunSums,
 )
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.reserved_names import UNNAMED
@@ -31,11 +34,55 @@ _SUMMED = (
 )
 _SUMS = ", ".join(f"sum(l.{name}) AS {name}" for name in _SUMMED)
 
-_JOINED = {
-    "team": "coalesce(min(nullif(o.team, '')), '')",
-    "model": "string_agg(DISTINCT l.gpu_model, ', ')",
-}
+_NAMED = """w AS MATERIALIZED (
+            -- Looked up by id: a join would read every workload that there ever was.
+            SELECT id, key, kind, external_id, name, user_name FROM workload
+            WHERE id = ANY(ARRAY(SELECT DISTINCT workload_id FROM l))
+        )"""
 _PARTS = {"team": "coalesce(o.team, '')", "model": "coalesce(l.gpu_model, '')"}
+Sums = TypeVar("Sums", bound=RunSums)
+
+
+def sum_charged(
+    connection: Connection,
+    period: Period,
+    owner: Mapping[str, str],
+    name: str | None = None,
+    wanted: RunFilter = EVERY_RUN,
+    *,
+    split_by: str = "",
+) -> list[RunSums]:
+    """Add up what `list_charged` lists, without what has to be counted for each workload.
+
+    `split_by`, `team` or `model`: a workload that several teams pay for, or that held several
+    models, is a row for each of them.
+    """
+    asked = _Asked(period, owner, name, None, wanted)
+    column = {"": "", "team": ", owner_id", "model": ", gpu_model"}[split_by]
+    part = f", {_PARTS[split_by]}" if split_by else ""
+    sums = ", ".join(f"sum({name}) AS {name}" for name in _SUMMED)
+    # Each table by itself: Postgres knows how many workloads there are in it, adds them up in
+    # memory, and shares the rows among its workers.
+    lines = " UNION ALL ".join(
+        f"SELECT workload_id, currency{column}, min(start_ms) AS start_ms, max(end_ms) AS end_ms,"
+        f" {sums} FROM {table} WHERE {asked.lines}{asked.owned} GROUP BY workload_id, currency{column}"
+        for table in ("charge", "correction")
+    )
+    join = " LEFT JOIN owner o ON o.id = l.owner_id" if split_by == "team" else ""
+    rows = select(
+        connection,
+        f"""
+        WITH l AS MATERIALIZED ({lines}), {_NAMED}
+        SELECT w.id AS workload_id, w.key, w.kind, w.external_id, w.name, w.user_name AS user,
+            {_PARTS.get(split_by, "''")} AS part, min(l.start_ms) AS start_ms, max(l.end_ms) AS end_ms,
+            l.currency, {_SUMS}
+        FROM l JOIN w ON w.id = l.workload_id{join} WHERE true{asked.named}
+        GROUP BY w.id, w.key, w.kind, w.external_id, w.name, w.user_name, l.currency{part}
+        ORDER BY w.id, l.currency{part}
+        """,
+        asked.values,
+    )
+    return [_summed(RunSums, row) for row in rows]
 
 
 def list_charged(
@@ -45,71 +92,109 @@ def list_charged(
     name: str | None = None,
     ids: Sequence[int] | None = None,
     wanted: RunFilter = EVERY_RUN,
-    *,
-    split_by: str = "",
 ) -> list[ChargedRun]:
     """List workloads that were charged for days of the period, including corrections of those days.
 
-    `owner`: levels of the owner who pays; `name`, `ids`: only workloads of this name, or these.
-    `split_by`, `team` or `model`: a workload that several teams pay for, or that held several
-    models, is a row for each of them; else one row names the first team and all models.
+    `owner`: levels of the owner who pays; `name`, `ids`: only workloads of this name, or these. A
+    row names the first team and all models of its workload.
     """
-    conditions = "".join(
-        f" AND coalesce({LEVEL_COLUMNS[level]}, '') = %({level})s" for level in owner
-    )
-    if name is not None:
-        conditions += " AND w.name = %(name)s"
-    days = "day_ms >= %(start)s AND day_ms < %(end)s AND state = 'held' AND workload_id IS NOT NULL"
-    days += "" if ids is None else " AND workload_id = ANY(%(ids)s)"
-    places = {"pool": wanted.pool, "gpu_model": wanted.model, "node": wanted.node}
-    days += "".join(
-        f" AND coalesce({column}, '') = %({column})s" for column, value in places.items() if value
-    )
-    places = {column: "" if value == UNNAMED else value for column, value in places.items()}
-    if wanted.words:
-        # A part of a text, and no pattern: people search for names with _ and %.
-        names = "concat_ws(' ', w.name, w.external_id, w.key, w.user_name)"
-        conditions += f" AND position(lower(%(words)s) IN lower({names})) > 0"
-    columns = {**_JOINED, **({split_by: _PARTS[split_by]} if split_by else {})}
-    part = f", {_PARTS[split_by]}" if split_by else ""
-    if wanted.user:
-        conditions += " AND w.user_name = %(user)s"
+    asked = _Asked(period, owner, name, ids, wanted)
     rows = select(
         connection,
         f"""
         WITH l AS MATERIALIZED (
-            SELECT {_LINES} FROM charge WHERE {days} UNION ALL SELECT {_LINES} FROM correction WHERE {days}
-        ), w AS MATERIALIZED (
-            -- Looked up by id: a join would read every workload that there ever was.
-            SELECT id, key, kind, external_id, name, user_name FROM workload
-            WHERE id = ANY(ARRAY(SELECT DISTINCT workload_id FROM l))
-        )
+            SELECT {_LINES} FROM charge WHERE {asked.lines} UNION ALL
+            SELECT {_LINES} FROM correction WHERE {asked.lines}
+        ), {_NAMED}
         SELECT w.id AS workload_id, w.key, w.kind, w.external_id, w.name, w.user_name AS user,
-            {columns["team"]} AS team, {columns["model"]} AS gpu_model,
+            coalesce(min(nullif(o.team, '')), '') AS team,
+            string_agg(DISTINCT l.gpu_model, ', ') AS gpu_model,
             count(DISTINCT l.accelerator_id) AS accelerators, min(l.start_ms) AS start_ms,
             max(l.end_ms) AS end_ms,
             l.currency, {_SUMS}
         FROM l JOIN w ON w.id = l.workload_id LEFT JOIN owner o ON o.id = l.owner_id
-        WHERE true{conditions}
-        GROUP BY w.id, w.key, w.kind, w.external_id, w.name, w.user_name, l.currency{part}
-        ORDER BY w.id, l.currency{part}
+        WHERE true{asked.of_owner}{asked.named}
+        GROUP BY w.id, w.key, w.kind, w.external_id, w.name, w.user_name, l.currency
+        ORDER BY w.id, l.currency
         """,
-        {
-            "start": period.start_ms,
-            "end": period.end_ms,
-            "name": name,
-            "ids": None if ids is None else list(ids),
-            "words": wanted.words,
-            "user": wanted.user,
-            **places,
-            **owner,
-        },
+        asked.values,
     )
+    return [_summed(ChargedRun, row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Which workloads are asked for, as conditions of a statement."""
+
+    period: Period
+    owner: Mapping[str, str]
+    name: str | None
+    ids: Sequence[int] | None
+    wanted: RunFilter
+
+    @property
+    def _places(self) -> Mapping[str, str]:
+        wanted = self.wanted
+        places = {"pool": wanted.pool, "gpu_model": wanted.model, "node": wanted.node}
+        return {column: value for column, value in places.items() if value}
+
+    @property
+    def lines(self) -> str:
+        """Of charges and corrections, for a WHERE."""
+        return "".join(
+            (
+                "day_ms >= %(start)s AND day_ms < %(end)s AND state = 'held'",
+                " AND workload_id IS NOT NULL",
+                "" if self.ids is None else " AND workload_id = ANY(%(ids)s)",
+                *(f" AND coalesce({column}, '') = %({column})s" for column in self._places),
+            )
+        )
+
+    @property
+    def of_owner(self) -> str:
+        """Of the owner `o`, with AND before it."""
+        return "".join(
+            f" AND coalesce({LEVEL_COLUMNS[level]}, '') = %({level})s" for level in self.owner
+        )
+
+    @property
+    def owned(self) -> str:
+        """Of the owner of charges and corrections, with AND before it; nobody is an owner without
+        a name.
+        """
+        if not self.owner:
+            return ""
+        nobody = " OR owner_id IS NULL" if not any(self.owner.values()) else ""
+        return f" AND (owner_id IN (SELECT o.id FROM owner o WHERE true{self.of_owner}){nobody})"
+
+    @property
+    def named(self) -> str:
+        """Of the workload `w`, with AND before it."""
+        conditions = "" if self.name is None else " AND w.name = %(name)s"
+        if self.wanted.words:
+            # A part of a text, and no pattern: people search for names with _ and %.
+            names = "concat_ws(' ', w.name, w.external_id, w.key, w.user_name)"
+            conditions += f" AND position(lower(%(words)s) IN lower({names})) > 0"
+        return conditions + (" AND w.user_name = %(user)s" if self.wanted.user else "")
+
+    @property
+    def values(self) -> Mapping[str, object]:
+        """The parameters of the conditions."""
+        return {
+            "start": self.period.start_ms,
+            "end": self.period.end_ms,
+            "name": self.name,
+            "ids": None if self.ids is None else list(self.ids),
+            "words": self.wanted.words,
+            "user": self.wanted.user,
+            **{column: "" if value == UNNAMED else value for column, value in self._places.items()},
+            **self.owner,
+        }
+
+
+def _summed(kind: type[Sums], row: Any) -> Sums:
     # Sums of bigint are numeric in Postgres and arrive as Decimal; they are integers all the same.
-    return [
-        to_object(ChargedRun, row, **{name: _whole(getattr(row, name)) for name in _SUMMED})
-        for row in rows
-    ]
+    return to_object(kind, row, **{name: _whole(getattr(row, name)) for name in _SUMMED})
 
 
 def _whole(value: Decimal | None) -> int | None:
