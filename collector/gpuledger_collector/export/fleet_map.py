@@ -566,7 +566,8 @@ def _hours_text(ms: int) -> str:
 
 def _hours_in(state: str) -> Column[MapRow]:
     def hours(row: MapRow) -> str | None:
-        return None if row.item.is_now else _hours_text(row.item.states.get(state, 0))
+        item = row.item
+        return None if item.is_now else _hours_text(item.states.get(state, 0))
 
     return Column(f"{state.replace(' ', '_')}_h", hours, Kind.HOURS, in_table=False)
 

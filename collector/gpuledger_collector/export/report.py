@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Generic, TypeVar
 
 from gpuledger_collector.accounting.money import Money
@@ -67,6 +67,12 @@ DECIMALS = frozenset((Kind.DECIMAL, Kind.HOURS, Kind.PERCENT, Kind.SIZE))
 NUMBERS = DECIMALS | {Kind.COUNT, Kind.NUMBER, Kind.ESTIMATE, Kind.MONEY}
 
 
+@lru_cache(maxsize=1024)
+def _instant_text(at_ms: int) -> str:
+    # Rows of a list often share an instant: that of an hour, of a day, of a search.
+    return format_instant(at_ms - at_ms % 1000)
+
+
 TEXTS: Mapping[Kind, Callable[[Any], str]] = {
     Kind.TEXT: str,
     Kind.COUNT: str,
@@ -74,7 +80,7 @@ TEXTS: Mapping[Kind, Callable[[Any], str]] = {
     **dict.fromkeys(DECIMALS, str),
     Kind.ESTIMATE: str,
     Kind.MONEY: Money.plain,
-    Kind.INSTANT: lambda at_ms: format_instant(at_ms - at_ms % 1000),
+    Kind.INSTANT: _instant_text,
     Kind.LIST: lambda texts: "; ".join(map(str, texts)),
     Kind.OWNER: lambda levels: " ".join(f"{level}={value}" for level, value in levels.items()),
     Kind.JSON: str,

@@ -142,6 +142,8 @@ class MappedAccelerator:
     @property
     def main_holder(self) -> Holder | None:
         """Who held it longest."""
+        if len(self.holders) == 1:
+            return self.holders[0]
         return max(self.holders, key=lambda holder: holder.held_ms, default=None)
 
     @property
@@ -192,6 +194,9 @@ class MappedAccelerator:
         return {**apart, UNKNOWN: rest} if rest else apart
 
     def _by_team(self, held_ms: int) -> dict[str, int]:
+        # Most accelerators had one holder for all of their held time.
+        if len(self.holders) == 1 and self.holders[0].held_ms >= held_ms:
+            return {self.holders[0].paying_team: self.holders[0].held_ms}
         sums: dict[str, int] = {}
         missing = held_ms
         for holder in self.holders:

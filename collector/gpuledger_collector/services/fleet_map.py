@@ -66,9 +66,15 @@ class MapQuestion:
     node: str | None = None
     with_holders: bool = False
 
-    def admits(self, item: MappedAccelerator) -> bool:
-        """Whether an accelerator is in what the map is narrowed to."""
-        return self.pool in {None, item.pool} and self.node in {None, item.node}
+    def narrow(self, items: Iterable[MappedAccelerator]) -> list[MappedAccelerator]:
+        """Those accelerators that are in what the map is narrowed to."""
+        if self.pool is None and self.node is None:
+            return list(items)
+        return [
+            item
+            for item in items
+            if self.pool in {None, item.pool} and self.node in {None, item.node}
+        ]
 
 
 def read_fleet_map(connection: Connection, asked: MapQuestion, now_ms: int) -> FleetMap:
@@ -102,7 +108,7 @@ def _read_hour(
     }
     if asked.with_holders or asked.color is ColorBy.OWNER:
         # Jobs are named where accelerators are drawn one by one, and in files.
-        drawn = [item for item in by_number.values() if asked.admits(item)]
+        drawn = asked.narrow(by_number.values())
         with_names = asked.with_holders or finest_grain(drawn) is Grain.GPU
         day_starts = [day.start_ms for day in whole_days]
         found = fleet_hours.hour_holders(connection, hour, day_starts, with_names=with_names)
@@ -319,7 +325,7 @@ def _map_of(
     holds: bool | None = None,
     node_states: Mapping[str, str] | None = None,
 ) -> FleetMap:
-    items = _ordered([item for item in items if asked.admits(item)])
+    items = _ordered(asked.narrow(items))
     finest = finest_grain(items)
     grain = finest if asked.grain is None else max(finest, asked.grain, key=GRAINS.index)
     return FleetMap(
