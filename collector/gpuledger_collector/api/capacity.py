@@ -12,12 +12,13 @@ from fastapi import APIRouter, Path, Query
 from gpuledger_collector.accounting.period import format_instant
 from gpuledger_collector.api.auth.principal import Principal
 from gpuledger_collector.api.context import REFUSALS, ReadContext, ReadRoute, require_reader
+from gpuledger_collector.export.scaling import model_facts
 from gpuledger_collector.services.forecasts import (
     forecast_pools,
     forecast_records,
     largest_pools,
 )
-from gpuledger_collector.services.scaling_advice import decide_pool
+from gpuledger_collector.services.scaling_advice import decide_pool, headroom_by_model
 
 Pool = Annotated[str | None, Query(description="Only this pool.")]
 PoolName = Annotated[str, Path(description="Name of the pool.")]
@@ -81,12 +82,13 @@ def router(context: ReadContext) -> APIRouter:
     def scaling(
         pool: PoolName, delay_s: Delay = None, principal: Principal = fleet
     ) -> dict[str, Any]:
-        """GPUs that the pool should hold now, within its limits, as one flat object with numbers as
-        numbers (KEDA's metrics-api scaler reads `desired_gpus`); 503 without a number when recent
-        demand is unknown.
+        """GPUs that the pool should hold now, within its limits, as one object with numbers as numbers
+        (KEDA's metrics-api scaler reads `desired_gpus`); 503 without a number when recent demand is
+        unknown. `models`: the headroom of each model of a pool of several, the scarcest first.
         """
         with context.connection(principal) as connection:
             decision = decide_pool(connection, context.now_ms, pool, delay_s)
+            models = headroom_by_model(connection, context.now_ms, pool, decision.lead_ms)
         advice = decision.advice
         return {
             "pool": pool,
@@ -101,6 +103,7 @@ def router(context: ReadContext) -> APIRouter:
             "reason": advice.reason,
             "as_of": format_instant(advice.as_of_ms),
             "valid_until": format_instant(advice.valid_until_ms),
+            "models": [model_facts(model) for model in models],
         }
 
     return routes

@@ -106,7 +106,7 @@ FREE_MODELS = Report[FreeModel](
         ),
     ),
 )
-"""Models with what is free of them, most GPUs first."""
+"""Models with what is free of them, the scarcest first."""
 
 
 def say_availability(item: FreeModel, at_once: FreeAtOnce, zone: str) -> str:

@@ -10,6 +10,7 @@ that is divided into slices is none.
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,11 @@ class ModelNow:
     free_on_node: int | None = None
     listed: int = 0
     listed_free: int = 0
+
+    @property
+    def scarcity(self) -> float:
+        """Free ones as a share of what is there: the least is scarcest; unknown comes last."""
+        return self.free / self.gpus if self.held or self.free else math.inf
 
     @property
     def not_listed(self) -> int:

@@ -36,15 +36,15 @@ def read_free_gpus(
     pool: str = "",
     words: str = "",
 ) -> list[FreeModel]:
-    """Read every model of which a whole GPU is there now, most GPUs first: what is free of it, and
-    in how many hours of the last DAYS the usual numbers, and `wanted`, were free at once; and in how
+    """Read every model of which a whole GPU is there now, the scarcest first: what is free of it,
+    and in how many hours of the last DAYS the usual numbers, and `wanted`, were free at once; and in how
     many of earlier mornings.
 
     Of one pool (empty: of all), and of pools whose name has these words.
     """
     pools = PoolChoice(pool, words)
     end_ms = now_ms - now_ms % HOUR_MS
-    models = free_gpus.models_now(connection, pools, now_ms, FRESH_MS)
+    models = _models_now(connection, pools, now_ms)
     last_days = range(end_ms - DAYS * DAY_MS, end_ms, HOUR_MS)
     calendar = zones.calendar(connection)
     tomorrow = day_kind(_clock(calendar, now_ms).date() + dt.timedelta(days=1))
@@ -88,10 +88,16 @@ def read_fullest_hour(
 
 
 def count_free_now(connection: Connection, now_ms: int, pool: str = "") -> list[ModelNow]:
-    """Count the GPUs of each model that are held and free now, and of how many the list of idle GPUs
-    says so. Of one pool (empty: of all).
+    """Count the GPUs of each model that are held and free now, the scarcest first, and of how many
+    the list of idle GPUs says so. Of one pool (empty: of all).
     """
-    return free_gpus.models_now(connection, PoolChoice(pool), now_ms, FRESH_MS)
+    return _models_now(connection, PoolChoice(pool), now_ms)
+
+
+def _models_now(connection: Connection, pools: PoolChoice, now_ms: int) -> list[ModelNow]:
+    """Count the GPUs of each model now, the scarcest first, as plans and the advice have them."""
+    models = free_gpus.models_now(connection, pools, now_ms, FRESH_MS)
+    return sorted(models, key=lambda model: (model.scarcity, model.model))
 
 
 def _clock(calendar: Calendar, at_ms: int) -> dt.datetime:

@@ -294,6 +294,36 @@ def test_what_is_free_now_is_the_latest_reading(seen, dsn):
     assert (ask(dsn)[H100].now.free, ask(dsn)[H100].other) == (0, 2)
 
 
+def test_the_scarcest_model_comes_first(seen, dsn):
+    """By the share of its GPUs that is free, as headroom is in plans: two of three are more than half
+    of four. A model of which nothing is known comes last, and equal ones go by name.
+    """
+    free = {1: "unallocated", 2: "unallocated", 3: "held"}
+    for model, first, states in (
+        ("NVIDIA A100", 10, ["unallocated", "unallocated", "held", "held"]),
+        ("NVIDIA A10", 20, ["held"]),
+        ("NVIDIA A30", 30, ["unallocated", "unallocated", "held", "held"]),
+    ):
+        for number, state in enumerate(states, first):
+            seen.accelerator(number, model=model)
+            seen.capacity(number, FIRST - DAY, pool="train")
+            free[number] = state
+    for number, state in free.items():
+        seen.connection.execute(
+            "INSERT INTO gpu_latest (accelerator_id, at_ms, state) SELECT id, %s, %s FROM"
+            " accelerator WHERE uuid = %s",
+            (NOW_MS - 1000, state, f"GPU-{number:04d}"),
+        )
+    names = ["NVIDIA A10", "NVIDIA A100", "NVIDIA A30", H100, L4]
+    assert list(ask(dsn)) == names
+    with Database(dsn).transaction(read_only=True) as connection:
+        assert [model.model for model in service.count_free_now(connection, NOW_MS)] == names
+    with running(dsn, clock=lambda: NOW_MS) as collector:
+        text = collector.request("GET", "/demand?by=model&format=csv")[2]
+        lines = text if isinstance(text, str) else text.decode()
+    assert [row["model"] for row in csv.DictReader(io.StringIO(lines))] == names
+
+
 def test_the_two_lists_of_free_gpus_say_how_they_differ(seen, dsn):
     """Demand counts readings of now, the list of idle GPUs those that were free for 15 minutes: both
     pages say the same sentence of it, and none where they agree.

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fakes.assistant import over
+from fakes.collector import running
 from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER, Held
 from fakes.furnishing import furnishing
 from fakes.rich_ledger import rich
@@ -194,9 +195,9 @@ def test_the_board_shows_the_plan_of_each_model(mixed, run, dsn):
     ]
 
 
-def test_advice_has_the_headroom_of_each_model(mixed, run, monkeypatch):
-    """Within the next hour no H100 is free, and half of the A100; the sentence says so, CSV is as it
-    was. A day later nobody knows.
+def test_advice_has_the_headroom_of_each_model(mixed, run, dsn, monkeypatch):
+    """Within the next hour no H100 is free, and half of the A100; the sentence and the API say so, CSV
+    is as it was. A day later nobody knows.
     """
     monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: OCTOBER + END * DAY)
     code, text, error = run("scale", "advise", "--format", "json")
@@ -205,6 +206,9 @@ def test_advice_has_the_headroom_of_each_model(mixed, run, monkeypatch):
     assert [h100[key] for key in ("model", "gpus", "headroom_gpus")] == [H100, 2.0, 0.0]
     assert [a100[key] for key in ("model", "gpus", "demand_gpus")] == [A100, 4.0, 3.0]
     assert 0 < a100["headroom_gpus"] <= 1.0
+    with running(dsn, clock=lambda: OCTOBER + END * DAY) as collector:
+        status, _, answer = collector.request("GET", "/v1/scaling/train")
+    assert (status, answer["models"]) == (200, [h100, a100])
     text = run("scale", "advise")[1]
     assert text.index(f"{H100}: 0.0 of 2 GPUs to spare within the lead time") < text.index(A100)
     assert "models" not in run("scale", "advise", "--format", "csv")[1].splitlines()[0]

@@ -90,7 +90,7 @@ def models_now(
                     AND team = '' AND resolved_ms IS NULL) f ON f.accelerator_id = c.accelerator_id
                 WHERE c.out_ms IS NULL AND {_WHOLE}
             ) now GROUP BY 1, 2
-        ) by_node GROUP BY 1 ORDER BY 2 DESC, 1
+        ) by_node GROUP BY 1
         """,
         _values(pools, after=now_ms - fresh_ms),
     )
