@@ -35,7 +35,9 @@ class Kind(Enum):
     DECIMAL = auto()
     """A number that is shown as its column writes it: a rate."""
     HOURS = auto()
-    """Hours, or GPUs; a table has them to the tenth."""
+    """Hours, or a mean of GPUs; a table has them to the tenth."""
+    GPUS = auto()
+    """A count of GPUs, of which a slice is a part; a table has tenths only where there are parts."""
     PERCENT = auto()
     """A share in percent, with its sign or without; a table has whole ones."""
     SIZE = auto()
@@ -62,7 +64,7 @@ class Kind(Enum):
     """What has no form of its own; as it is, and in JSON alone."""
 
 
-DECIMALS = frozenset((Kind.DECIMAL, Kind.HOURS, Kind.PERCENT, Kind.SIZE))
+DECIMALS = frozenset((Kind.DECIMAL, Kind.HOURS, Kind.GPUS, Kind.PERCENT, Kind.SIZE))
 """Decimals, or texts of some."""
 NUMBERS = DECIMALS | {Kind.COUNT, Kind.NUMBER, Kind.ESTIMATE, Kind.MONEY}
 

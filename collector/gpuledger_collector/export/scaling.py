@@ -60,10 +60,6 @@ DECISIONS = Report[RecordedDecision](
 )
 
 
-def _gpus(value: float | None) -> str | None:
-    return None if value is None else f"{value:.1f}"
-
-
 def _hours(gpu_s: float | None) -> str:
     return "not yet" if gpu_s is None else f"{gpu_s / 3600:.2f}"
 
@@ -79,17 +75,16 @@ OUTCOMES = Report[RecordedDecision](
     (
         Column("made_at", lambda item: _exact_instant(item.made_ms), heading="made"),
         Column("pool", lambda item: item.pool),
-        Column("demand_gpus", lambda item: _gpus(item.demand_gpus), Kind.HOURS, heading="demand"),
+        # A mean, which is hardly ever whole; the others count GPUs.
+        Column("demand_gpus", lambda item: item.demand_gpus, Kind.HOURS, heading="demand"),
         Column(
             "reactive_gpus",
-            lambda item: _gpus(item.reactive_gpus),
-            Kind.HOURS,
+            lambda item: item.reactive_gpus,
+            Kind.GPUS,
             heading="reactive",
             is_optional=True,
         ),
-        Column(
-            "desired_gpus", lambda item: _gpus(item.desired_gpus), Kind.HOURS, heading="desired"
-        ),
+        Column("desired_gpus", lambda item: item.desired_gpus, Kind.GPUS, heading="desired"),
         Column("wait", lambda item: _hours(item.wait_gpu_s), Kind.HOURS, heading="wait, GPU-hours"),
         Column(
             "waste", lambda item: _hours(item.waste_gpu_s), Kind.HOURS, heading="waste, GPU-hours"

@@ -53,7 +53,7 @@ def _gpus(name: str, value_micro: Callable[[Item], int | None], about: str = "")
         known_micro = value_micro(item)
         return None if known_micro is None else Decimal(known_micro) / GPU_MICRO
 
-    return Column(name, value, Kind.HOURS, about=about)
+    return Column(name, value, Kind.GPUS, about=about)
 
 
 QUEUE_TIMES = Report[QueueTime](

@@ -110,6 +110,11 @@ def _hours(_: Sequence[Any]) -> Callable[[Any], str]:
     return _by_places(1)
 
 
+def _gpus(values: Sequence[Any]) -> Callable[[Any], str]:
+    is_whole = all(number == number.to_integral_value() for number in _decimals(values))
+    return _by_places(0 if is_whole else 1)
+
+
 def _percent(_: Sequence[Any]) -> Callable[[Any], str]:
     def form(value: Any) -> str:
         number = _decimal(value)
@@ -142,6 +147,7 @@ def _series(_: Sequence[Sequence[float | None]]) -> Callable[[Sequence[float | N
 FORMS: Mapping[Kind, Callable[[Sequence[Any]], Callable[[Any], str]]] = {
     Kind.COUNT: _count,
     Kind.HOURS: _hours,
+    Kind.GPUS: _gpus,
     Kind.PERCENT: _percent,
     Kind.SIZE: _size,
     Kind.ESTIMATE: _size,
@@ -150,5 +156,5 @@ FORMS: Mapping[Kind, Callable[[Sequence[Any]], Callable[[Any], str]]] = {
     Kind.SERIES: _series,
 }
 """How the known values of a column are written, by its kind; the others are written as in a file."""
-ADDED = frozenset((Kind.HOURS, Kind.SIZE, Kind.MONEY))
+ADDED = frozenset((Kind.HOURS, Kind.GPUS, Kind.SIZE, Kind.MONEY))
 """Kinds whose rows add up to a total."""

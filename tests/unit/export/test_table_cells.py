@@ -36,6 +36,8 @@ def usd(text):
         (Kind.HOURS, ["121.714260", "0.000001", "0.000000"], ["121.7", "<0.1", "0.0"]),
         (Kind.HOURS, [Decimal("12345.6"), Decimal("2000.2"), None], ["12,345.6", "2,000.2", ""]),
         (Kind.HOURS, ["not yet", "1.25"], ["not yet", "1.2"]),
+        (Kind.GPUS, [32.0, "1024.0", None], ["32", "1,024", ""]),
+        (Kind.GPUS, [Decimal("1.5"), 32.0, 0.01], ["1.5", "32.0", "<0.1"]),
         (Kind.PERCENT, ["83.3", "45.8%", "0.2", "99.9%"], ["83", "46 %", "<1", ">99 %"]),
         (Kind.SIZE, ["0.007500", "1254.25"], ["0.008", "1,254.250"]),
         (Kind.SIZE, ["3.501", "12.25"], ["3.50", "12.25"]),
@@ -46,8 +48,9 @@ def usd(text):
     ],
 )
 def test_cells(kind, values, shown) -> None:
-    """Hours have one place; the smallest amount of a column decides its places; unknown is empty, a
-    rate is exact."""
+    """Hours have one place, and GPUs where one is divided; the smallest amount of a column decides
+    its places; unknown is empty, a rate is exact.
+    """
     assert cells(kind, *values) == shown
 
 
