@@ -58,7 +58,7 @@ def bill_of(
     moved: Moved = defaultdict(int)
     day = first
     while day < last:
-        for one in servers_of(rating, facts, day):
+        for one in servers_of(rating, facts, day, rating):
             if one.server.mode == CHARGED:
                 move(moved, facts, one, day)
         day += dt.timedelta(days=1)

@@ -130,48 +130,52 @@ class Answer:
         self.tokens[key] = plus(self.tokens.get(key, NOTHING), tokens)
 
 
+class View(NamedTuple):
+    """What a month is split by: the facts of what it was charged, and all others. `held` is what
+    its accelerators held, as the counters of servers are held against it.
+    """
+
+    charged: Rating
+    facts: Facts
+    held: Rating
+
+
 def answer_of(facts: Facts, closes: Mapping[str, Facts], first: dt.date, last: dt.date) -> Answer:
     """The lines of all days; `closes`: what was known when a month was closed, by its name."""
     answer = Answer()
-    views = {name: split_view(facts, known) for name, known in closes.items()}
-    ratings: dict[str, Rating] = {}
+    now, _ = rated(facts, first, last)
+    views = {
+        name: view_of_closed(facts, now, known, rated(known, first, last)[0])
+        for name, known in closes.items()
+    }
     day = first
     while day < last:
-        month = f"{day:%Y-%m}"
-        charged, evidence = views.get(month, (facts, facts))
-        name = month if month in views else ""
-        if name not in ratings:
-            ratings[name], _ = rated(charged, first, last)
-        split_day_of(answer, ratings[name], evidence, day)
+        view = views.get(f"{day:%Y-%m}", View(now, facts, now))
+        for one in servers_of(view.charged, view.facts, day, view.held):
+            split_server(answer, view.facts, one, day)
         day += dt.timedelta(days=1)
     return answer
 
 
-def split_view(now: Facts, known: Facts) -> tuple[Facts, Facts]:
-    """By what a closed month was charged, and by what it is split: as it was known at the close,
-    and by what is known now where no server was declared then.
+def view_of_closed(facts: Facts, now: Rating, known: Facts, at_close: Rating) -> View:
+    """Of a closed month: as it was known at the close; where no server was declared then, what it
+    was charged then is split by what is known now, late evidence of what was held included.
     """
     if known.servers:
-        return known, known
+        return View(at_close, known, at_close)
     late = Facts(
-        zone=now.zone,
-        servers=now.servers,
-        tenants=known.tenants or now.tenants,
-        asked=now.asked,
-        pages=now.pages,
-        readings=now.readings,
-        reported=now.reported,
+        zone=facts.zone,
+        servers=facts.servers,
+        tenants=known.tenants or facts.tenants,
+        asked=facts.asked,
+        pages=facts.pages,
+        readings=facts.readings,
+        reported=facts.reported,
     )
-    return known, late
+    return View(at_close, late, now)
 
 
-def split_day_of(answer: Answer, rating: Rating, facts: Facts, day: dt.date) -> None:
-    """Split a day of all servers."""
-    for one in servers_of(rating, facts, day):
-        split_server(answer, facts, one, day)
-
-
-def servers_of(rating: Rating, facts: Facts, day: dt.date) -> Iterator[ServerDay]:
+def servers_of(rating: Rating, facts: Facts, day: dt.date, held: Rating) -> Iterator[ServerDay]:
     """The servers that are declared for a day; a workload that matches two of them is nobody's."""
     start, end = (midnight(each, facts.zone) for each in (day, day + dt.timedelta(days=1)))
     servers = [server for server in facts.servers if holds(server, day)]
@@ -183,7 +187,7 @@ def servers_of(rating: Rating, facts: Facts, day: dt.date) -> Iterator[ServerDay
     costs = costs_of_day(rating, start, set().union(*workloads))
     asked = asked_on(facts, servers, start, end)
     for server, jobs in zip(servers, own, strict=True):
-        counted = counted_by(facts, rating, jobs, start, end)
+        counted = counted_by(facts, held, jobs, start, end)
         yield ServerDay(
             weighed(server, counted),
             {key: row for key, row in costs.items() if key.job in jobs},
@@ -408,9 +412,7 @@ def weighed(server: Server, counted: Counted | None) -> Server:
     return server._replace(weights=(*server.weights[:2], str(output)))
 
 
-def counted_by(
-    facts: Facts, rating: Rating, jobs: set[str], start: int, end: int
-) -> Counted | None:
+def counted_by(facts: Facts, held: Rating, jobs: set[str], start: int, end: int) -> Counted | None:
     """Input and output that the counters of workloads counted on a day, and whether they cover it:
     all but ten minutes of the time that was held. None: they say nothing.
 
@@ -445,13 +447,13 @@ def counted_by(
                 counted[at] += part if at < 2 or is_measured else 0
         hours = {
             hour: max(of_cards.values())
-            for (job, hour), of_cards in rating.held.items()
+            for (job, hour), of_cards in held.held.items()
             if job == key and start <= hour < end
         }
         if not hours:
             missing += end - start
-        for hour, held in hours.items():
-            missing += max(held - min(covered[hour, 0], covered[hour, 1]), 0)
+        for hour, held_ms in hours.items():
+            missing += max(held_ms - min(covered[hour, 0], covered[hour, 1]), 0)
     return Counted(*counted[:2], missing <= GAP, tuple(counted[2:])) if is_known else None
 
 

@@ -71,13 +71,14 @@ def unlike_models(world, dsn: str) -> Iterator[str]:
 
 FIRST_WORLD = int(os.environ.get("GPULEDGER_TEST_FIRST_WORLD") or 0)
 """The number of the first world: with 1000, a long run plays 500 other worlds."""
-REGRESSIONS = (31, 45, 141, 351, 1091, 1139, 1145, 1160, 1190, 2195)
+REGRESSIONS = (31, 45, 141, 351, 1091, 1139, 1145, 1160, 1190, 2195, 7180)
 """Worlds that once found a fault, always played: 351, an accelerator that comes back within a
 rating interval; 141, lines of a sealed month that differ in currency alone; 1091, a claim of a time
 in which a node that was silent for days sees its device; 1145 and 1160, a claim of a pool that does
 not hold, in the middle of an hour; 1139 and 1190, a start on the hour before the first midnight; 31,
 nodes that cost in a currency of their own; 45, counters of a server on a day on which another of
-its workloads was charged; 2195, a reservation whose tenant has cached tokens and no input.
+its workloads was charged; 2195, a reservation whose tenant has cached tokens and no input; 7180, a month that
+was closed before its servers were declared, with evidence after it.
 """
 
 
