@@ -101,6 +101,8 @@ def node_hours(
     """What each node cost, hour by hour, in the order of nodes; `costs` are those that hold on the
     day.
     """
+    if not costs:
+        return
     by_node: dict[str, list[tuple[str, Sequence[Period]]]] = defaultdict(list)
     for node, pool, capacity in places:
         by_node[node].append((pool, capacity))

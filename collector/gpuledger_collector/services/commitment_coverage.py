@@ -54,6 +54,11 @@ def list_places(
     rated as one.
     """
     for accelerator_id, placements_of_one in placements.items():
+        # Of a large fleet nearly all stay where they are.
+        if len(placements_of_one) == 1:
+            if (part := placements_of_one[0].period.clip(day)) is not None:
+                yield (0, accelerator_id, 0), placements_of_one[0], [part]
+            continue
         together: dict[object, tuple[RatedPlacement, list[Period]]] = {}
         for placement in placements_of_one:
             if (part := placement.period.clip(day)) is not None:

@@ -43,24 +43,19 @@ def placements_of(rows: Iterable[CapacityRow]) -> dict[int, list[RatedPlacement]
 
 
 def _disjoint(rows: Sequence[CapacityRow]) -> list[RatedPlacement]:
+    # Of a large fleet nearly all stay where they are.
+    if len(rows) == 1:
+        return [_placement_of(rows[0])]
     taken: list[RatedPlacement] = []
     # False sorts first, so imported rows take their time before others, which only get what is
     # left.
     for row in sorted(
         rows, key=lambda row: (row.source != "import", row.in_ms, row.pool, row.node)
     ):
-        place = RatedAccelerator(
-            accelerator_id=row.accelerator_id,
-            gpu_micro=row.gpu_micro,
-            pool=row.pool,
-            gpu_model=row.gpu_model,
-            node=row.node,
-            uuid=row.uuid,
-        )
-        whole = Period(row.in_ms, FAR_MS if row.out_ms is None else row.out_ms)
+        whole = _placement_of(row)
         taken += [
-            RatedPlacement(place, part)
-            for part in subtract(whole, [placement.period for placement in taken])
+            RatedPlacement(whole.accelerator, part)
+            for part in subtract(whole.period, [placement.period for placement in taken])
         ]
     joined: list[RatedPlacement] = []
     # A claim of a pool that does not hold begins a row in the same place: it must not cut an hour,
@@ -68,6 +63,20 @@ def _disjoint(rows: Sequence[CapacityRow]) -> list[RatedPlacement]:
     for placement in sorted(taken, key=lambda placement: placement.period):
         _append(joined, placement)
     return joined
+
+
+def _placement_of(row: CapacityRow) -> RatedPlacement:
+    accelerator = RatedAccelerator(
+        accelerator_id=row.accelerator_id,
+        gpu_micro=row.gpu_micro,
+        pool=row.pool,
+        gpu_model=row.gpu_model,
+        node=row.node,
+        uuid=row.uuid,
+    )
+    return RatedPlacement(
+        accelerator, Period(row.in_ms, FAR_MS if row.out_ms is None else row.out_ms)
+    )
 
 
 def _append(placements: list[RatedPlacement], following: RatedPlacement) -> None:

@@ -425,7 +425,12 @@ class _Again:
 
     def _imported_usage(self, day: Period, until_ms: int) -> list[ImportedUsage]:
         """Imported usage that commitments may cover; not read where there are no commitments."""
-        pools = {held.accelerator.pool for _, held, _ in list_places(self._held, day)}
+        pools = {
+            held.accelerator.pool
+            for on_board in self._held.values()
+            for held in on_board
+            if held.period.start_ms < day.end_ms and held.period.end_ms > day.start_ms
+        }
         covers = any(commitment.term.clip(day) for commitment in self._commitments)
         imported = []
         if self._has_imports and (covers or pools):
