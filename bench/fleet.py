@@ -12,7 +12,11 @@ questions about it.
    that a command has cold. Then the commands again once the jobs run again and have rated and
    searched that hour: what people see beside a collector.
 
-Nothing is extrapolated, and nothing is compared: what a step costs here is what this machine needed
+With `--month` there are posts alone: of a fleet of this size beside as many GPUs whose last month is
+still open, and is rated again, whole, in each minute of the second half. It says how many times the
+wait of a quiet minute one of these has.
+
+Nothing is extrapolated, and nothing else is compared: what a step costs here is what this machine needed
 for it. It ends with 1 when a post went unanswered for a minute, or an acknowledged one is not
 stored exactly once.
 """
@@ -22,10 +26,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import datetime as dt
 import multiprocessing
 import os
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -38,7 +44,7 @@ import psycopg
 
 from bench._posting import Link, Sent, request
 from bench.ingest import GPUS, ROWS, Node, machine, tree_seconds
-from bench.rating import measure_seconds, run
+from bench.rating import SEED, measure_seconds, run
 from bench.remote_write import children
 from bench.startup import FINE, resident_mib
 
@@ -46,7 +52,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from fakes.postgres import open_folder
 from fakes.processes import BIN, MSGPACK, CollectorProcess
-from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, month
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import partitions
@@ -167,8 +173,47 @@ class Cost:
         return cls(tree_seconds(collector.process.pid), tree_seconds(collector.postmaster()))
 
 
-def posts(collector: CollectorProcess, nodes: int, minutes: int) -> int:
-    """Print a row a minute; return how many posts were acknowledged."""
+class Month:
+    """The last month of other GPUs, which is open: written and rated once, and rated again whenever
+    it is asked for.
+    """
+
+    def __init__(self, dsn: str, gpus: int) -> None:
+        self._period = month(
+            f"{dt.datetime.now(dt.UTC).replace(day=1) - dt.timedelta(days=1):%Y-%m}"
+        )
+        values = {"gpus": gpus, "start": self._period.start_ms, "end": self._period.end_ms}
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            run(connection, SEED, values)
+            connection.execute("VACUUM ANALYZE")
+        wall, _ = measure_seconds(
+            lambda: refresh(Database(dsn), self._period, int(time.time() * 1000))
+        )
+        print(f"a month of {gpus:,} other GPUs, rated alone in {wall:.1f} s\n")
+
+    def rate_again(self, connection: psycopg.Connection) -> None:
+        """Have every day of it rated, as a changed price does."""
+        connection.execute(
+            "INSERT INTO day_recompute (day_ms) SELECT generate_series(%s::bigint, %s::bigint, %s)",
+            (self._period.start_ms, self._period.end_ms - 1, DAY_MS),
+        )
+
+    def rated_days(self, connection: psycopg.Connection) -> int:
+        """How many of its days were rated in the last minute."""
+        (days,) = connection.execute(
+            "SELECT count(*) FROM conservation_check WHERE day_ms >= %s AND day_ms < %s AND"
+            " proved_at > now() - interval '1 minute'",
+            (self._period.start_ms, self._period.end_ms),
+        ).fetchone() or (0,)
+        return int(days)
+
+
+def posts(
+    collector: CollectorProcess, nodes: int, minutes: int, beside: Month | None = None
+) -> int:
+    """Print a row a minute; return how many posts were acknowledged. `beside`: a month that is rated
+    in the second half of them.
+    """
     receiving, sending = multiprocessing.Pipe(duplex=False)
     sender = multiprocessing.get_context("spawn").Process(
         target=_sender, args=(collector.port, nodes, minutes, sending), daemon=True
@@ -180,8 +225,9 @@ def posts(collector: CollectorProcess, nodes: int, minutes: int) -> int:
         " cores |",
         end="",
     )
-    print(" Postgres, cores | hours to fold |\n|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    print(" Postgres, cores | hours to fold | days rated |\n" + "|---:" * 11 + "|")
     acknowledged, before, at = 0, Cost.read(collector), time.perf_counter()
+    p99_ms: list[float] = []
     with psycopg.connect(collector.dsn(), autocommit=True) as connection:
         for _ in range(minutes):
             minute, result = receiving.recv()
@@ -189,6 +235,9 @@ def posts(collector: CollectorProcess, nodes: int, minutes: int) -> int:
             (waiting,) = connection.execute("SELECT count(*) FROM hour_recompute").fetchone() or (
                 0,
             )
+            rated = "" if beside is None else str(beside.rated_days(connection))
+            if beside is not None and minute + 1 >= minutes // 2:
+                beside.rate_again(connection)
             sent = result.sent
             acknowledged += len(sent.waits_ms)
             waits = (
@@ -196,12 +245,13 @@ def posts(collector: CollectorProcess, nodes: int, minutes: int) -> int:
                 if sent.waits_ms
                 else [float("nan")] * 3
             )
+            p99_ms.append(waits[1])
             print(
                 f"| {minute + 1} | {len(sent.waits_ms):,} | {result.lost:,} |"
                 f" {sent.turned_away:,} | "
                 + " | ".join(f"{wait:,.0f}" for wait in waits)
                 + f" | {(cost.collector_s - before.collector_s) / (now - at):.2f}"
-                f" | {(cost.postgres_s - before.postgres_s) / (now - at):.2f} | {waiting:,} |",
+                f" | {(cost.postgres_s - before.postgres_s) / (now - at):.2f} | {waiting:,} | {rated} |",
                 flush=True,
             )
             before, at = cost, now
@@ -210,6 +260,14 @@ def posts(collector: CollectorProcess, nodes: int, minutes: int) -> int:
         (stored,) = connection.execute(
             "SELECT pg_database_size(current_database())"
         ).fetchone() or (0,)
+    if beside is not None:
+        # The first minute has every node new.
+        quiet, rating = p99_ms[1 : minutes // 2], p99_ms[minutes // 2 :]
+        print(
+            f"\np99, the median of minutes: {statistics.median(quiet):.1f} ms quiet,"
+            f" {statistics.median(rating):.1f} ms beside the month:"
+            f" {statistics.median(rating) / statistics.median(quiet):.2f} times (goal 2)"
+        )
     peaks = ", ".join(f"{name} {mib:.0f} MiB" for name, mib in memory(collector))
     print(
         f"\nsender {sender_s:.0f} s of CPU; database {stored / 2**30:.1f} GiB; peak memory: {peaks}"
@@ -322,6 +380,21 @@ def wait_for_jobs(collector: CollectorProcess) -> None:
     print(f"the jobs did not end within {MOST_JOBS_S:.0f} s")
 
 
+def hour_and_questions(collector: CollectorProcess) -> None:
+    """The second and the third part, of a collector that has stopped."""
+    collector.environment["GPULEDGER_JOBS"] = "false"
+    collector.start()
+    collector.wait_ready()
+    an_hour(collector)
+    questions(collector, "question", PAGES)
+    collector.stop(300)
+    del collector.environment["GPULEDGER_JOBS"]
+    collector.start()
+    collector.wait_ready()
+    wait_for_jobs(collector)
+    questions(collector, "question beside the jobs", ())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -333,7 +406,12 @@ def main() -> int:
     parser.add_argument(
         "--workers", help="processes that answer (default: as the collector decides)"
     )
+    parser.add_argument(
+        "--month", action="store_true", help="posts alone, beside a month that is rated"
+    )
     given = parser.parse_args()
+    if given.month and given.minutes < 4:
+        parser.error("--month: --minutes must be 4 or more")
     print(f"{machine()}\n{given.nodes * GPUS:,} GPUs, {given.nodes / MINUTE_S:.0f} posts/s\n")
     folder = open_folder("gpuledger-bench-")
     settings = {"GPULEDGER_WORKERS": given.workers} if given.workers else {}
@@ -341,23 +419,15 @@ def main() -> int:
     try:
         collector.start()
         collector.wait_ready()
-        acknowledged = posts(collector, given.nodes, given.minutes)
+        beside = Month(collector.dsn(), given.nodes * GPUS) if given.month else None
+        acknowledged = posts(collector, given.nodes, given.minutes, beside)
         complete = (
             stored_once(collector.dsn(), acknowledged)
             and acknowledged == given.nodes * given.minutes
         )
-        collector.stop(300)
-        collector.environment["GPULEDGER_JOBS"] = "false"
-        collector.start()
-        collector.wait_ready()
-        an_hour(collector)
-        questions(collector, "question", PAGES)
-        collector.stop(300)
-        del collector.environment["GPULEDGER_JOBS"]
-        collector.start()
-        collector.wait_ready()
-        wait_for_jobs(collector)
-        questions(collector, "question beside the jobs", ())
+        if not given.month:
+            collector.stop(300)
+            hour_and_questions(collector)
     finally:
         if collector.process is not None and collector.process.poll() is None:
             collector.stop(300)
