@@ -189,7 +189,7 @@ class Month:
         wall, _ = measure_seconds(
             lambda: refresh(Database(dsn), self._period, int(time.time() * 1000))
         )
-        print(f"a month of {gpus:,} other GPUs, rated alone in {wall:.1f} s\n")
+        print(f"a month of {gpus:,} other GPUs, rated alone in {wall:.1f} s\n", flush=True)
 
     def rate_again(self, connection: psycopg.Connection) -> None:
         """Have every day of it rated, as a changed price does."""
@@ -380,6 +380,17 @@ def wait_for_jobs(collector: CollectorProcess) -> None:
     print(f"the jobs did not end within {MOST_JOBS_S:.0f} s")
 
 
+def month_beside(collector: CollectorProcess, gpus: int) -> Month:
+    """Write a month while no job runs, which would see half of it."""
+    collector.environment["GPULEDGER_JOBS"] = "false"
+    collector.start()
+    collector.wait_ready()
+    written = Month(collector.dsn(), gpus)
+    collector.stop(300)
+    del collector.environment["GPULEDGER_JOBS"]
+    return written
+
+
 def hour_and_questions(collector: CollectorProcess) -> None:
     """The second and the third part, of a collector that has stopped."""
     collector.environment["GPULEDGER_JOBS"] = "false"
@@ -417,9 +428,9 @@ def main() -> int:
     settings = {"GPULEDGER_WORKERS": given.workers} if given.workers else {}
     collector = CollectorProcess(folder, **settings)
     try:
+        beside = month_beside(collector, given.nodes * GPUS) if given.month else None
         collector.start()
         collector.wait_ready()
-        beside = Month(collector.dsn(), given.nodes * GPUS) if given.month else None
         acknowledged = posts(collector, given.nodes, given.minutes, beside)
         complete = (
             stored_once(collector.dsn(), acknowledged)
