@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.findings import late_evidence
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import minute_rollup
 
@@ -15,9 +15,7 @@ def roll_up_minutes(database: Database, period: Period) -> int:
     for day in period.days():
         with database.transaction(Lock.LEDGER) as connection:
             hours = sampled_hours(connection, day)
-            first_hour_ms = minute_rollup.roll_up_minutes(connection, hours)
-            if first_hour_ms is not None:
-                findings.note_late_evidence(connection, "idle", first_hour_ms)
+            late_evidence.note(connection, minute_rollup.roll_up_minutes(connection, hours))
             rolled += len(hours)
     return rolled
 

@@ -29,7 +29,7 @@ from gpuledger_collector.services.placements import RatedPlacement, cuts_of, pla
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.billing import adjustments, rated_days
 from gpuledger_collector.storage.database import Database, give_sort_memory, retry_conflicts
-from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.findings import late_evidence
 from gpuledger_collector.storage.ledger import claims, inventory, usage, zones
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import minute_rollup
@@ -204,10 +204,8 @@ def _fold_day(
                 connection, accelerator_ids, own_hours, own_span, placements, book, midnights
             )
             usage.replace_hourly_usage(connection, _pairs(own_hours, accelerator_ids), pieces)
-    first_hour_ms = minute_rollup.roll_up_minutes(connection, _pairs(hours, hours))
-    if first_hour_ms is not None:
-        # The search for idle GPUs returns to hours that it has already searched.
-        findings.note_late_evidence(connection, "idle", first_hour_ms)
+    # The search for idle GPUs returns to hours that it has already searched.
+    late_evidence.note(connection, minute_rollup.roll_up_minutes(connection, _pairs(hours, hours)))
 
 
 def _pairs(

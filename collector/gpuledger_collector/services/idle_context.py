@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuledger_collector.accounting.period import HOUR_MS
-from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.findings import late_evidence
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.telemetry import minutes as minute_rollup
 from gpuledger_common.compression import zstd
@@ -83,18 +83,18 @@ class IdleContext:
 
     most_bytes: int = MOST_BYTES
     _groups: dict[tuple[int, ...], _Kept] = field(default_factory=dict)
-    _changes: int | None = None
+    _change: int = 0
 
     def begin_window(self, connection: Connection, groups: Sequence[tuple[int, ...]]) -> None:
-        """Forget what may have changed: everything if evidence of a past hour has arrived since the
-        last window, and accelerators that are no longer searched together.
+        """Forget what may have changed: groups with accelerators of which evidence of a past hour has
+        arrived since the last window, and those that are no longer searched together.
 
         In the transaction that reads the window.
         """
-        changes = findings.late_changes(connection, "idle")
-        stay = set(groups) if changes == self._changes else set()
-        self._groups = {ids: kept for ids, kept in self._groups.items() if ids in stay}
-        self._changes = changes
+        self._change, late = late_evidence.changed_since(connection, self._change)
+        self._groups = {
+            ids: self._groups[ids] for ids in groups if ids in self._groups and late.isdisjoint(ids)
+        }
 
     def read(
         self, connection: Connection, start_ms: int, end_ms: int, ids: tuple[int, ...], keep_ms: int

@@ -39,7 +39,8 @@ from gpuledger_collector.services.rating import Owners
 from gpuledger_collector.storage import health
 from gpuledger_collector.storage.billing import prices
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.findings import findings
+from gpuledger_collector.storage.findings import findings, late_evidence
+from gpuledger_collector.storage.findings.late_evidence import EXPECTED_WITHIN_MS
 from gpuledger_collector.storage.ledger import rules, workloads
 from gpuledger_collector.storage.locks import Connection, Lock
 from gpuledger_collector.storage.telemetry import minutes as minute_rollup
@@ -64,8 +65,8 @@ def find_idle(database: Database, now_ms: int, context: IdleContext | None = Non
     `context` keeps what was read of past hours from one run to the next of the same process.
 
     Late evidence (a node was cut off for hours or days) makes the detector go back to its first
-    hour, but no further than minutes are kept: a finding whose start is older than them stays as it
-    was. A read replica leaves it to the primary.
+    hour, for the accelerators that it is of, but no further than minutes are kept: a finding whose
+    start is older than them stays as it was. A read replica leaves it to the primary.
     """
     if database.standby:
         return 0
@@ -86,7 +87,7 @@ def searched_until(database: Database, now_ms: int, within_ms: int) -> int | Non
     with database.transaction(read_only=True) as connection:
         ran_ms = health.last_done_ms(connection, JOB)
         done_ms = findings.progress(connection, KIND)
-        late_ms = findings.late_evidence(connection, KIND)
+        late_ms = late_evidence.first_hour(connection)
     since_ms = now_ms - within_ms
     if ran_ms is None or done_ms is None or not since_ms <= min(ran_ms, done_ms) <= now_ms:
         return None
@@ -98,7 +99,7 @@ def _hour(at_ms: int) -> int:
 
 
 def _search_again(database: Database) -> int:
-    """Search what was searched again, from the first hour that got late evidence.
+    """Search what was searched again: accelerators with late evidence, each from its first hour on.
 
     A group of accelerators is searched from there to the end in one transaction: readers see it as
     it was found before, or as it is found now, and never as of a day in between. Between two groups
@@ -106,30 +107,37 @@ def _search_again(database: Database) -> int:
     """
     # Without a snapshot: it waits for evidence that is being noted, and takes it along.
     with database.transaction(Lock.FINDINGS, one_snapshot=False) as connection:
-        late_ms = findings.take_late_evidence(connection, KIND)
+        late_ms = late_evidence.take(connection)
         minute_range = minute_rollup.minute_range(connection)
         done_ms = findings.progress(connection, KIND)
-        if late_ms is None or minute_range is None or done_ms is None:
+        if not late_ms or minute_range is None or done_ms is None:
             return 0
         # The context must still have its minutes: without them the first hours would look like a
         # new hold.
         kept_ms = minute_rollup.expired_before(connection) + CONTEXT_MS
-        start_ms = max(minute_range[0], late_ms, kept_ms) // HOUR_MS * HOUR_MS
-        ids = _list_searched(connection, Period(start_ms, max(start_ms, done_ms)))
+        starts_ms = {
+            number: _hour(max(minute_range[0], hour_ms, kept_ms))
+            for number, hour_ms in late_ms.items()
+        }
+        first_ms = min(starts_ms.values())
+        # Windows are cut in the places in which those of the whole fleet are.
+        size = len(minute_rollup.accelerators(connection, first_ms, max(first_ms, done_ms)))
+    # Those that begin together, so that one that is days late takes no others along.
+    ids = sorted(starts_ms, key=lambda number: (starts_ms[number], number))
     count = 0
     for begin in range(0, len(ids), ACCELERATORS_AT_ONCE):
         group = ids[begin : begin + ACCELERATORS_AT_ONCE]
         with database.transaction(Lock.FINDINGS) as connection:
+            at_ms = starts_ms[group[0]]
             # Another run may have come further meanwhile: what it saw of the end must not be
             # written over.
-            done_ms = findings.progress(connection, KIND) or start_ms
-            at_ms = start_ms
+            done_ms = findings.progress(connection, KIND) or at_ms
             while at_ms < done_ms:
-                end_ms = _window_end(len(ids), at_ms, done_ms)
+                end_ms = _window_end(size, at_ms, done_ms)
                 count += _Window(connection, at_ms, end_ms, minute_range[0], group).search()
                 at_ms = end_ms
     with database.transaction(Lock.FINDINGS) as connection:
-        findings.clear_late_evidence(connection, KIND, late_ms)
+        late_evidence.clear(connection, late_ms)
     return count
 
 
@@ -138,7 +146,7 @@ def _search_further(
 ) -> int | None:
     """Search the next window; return how many findings were opened or updated, None at the end.
 
-    The first one of a run begins before the end of the last run, whose last hour may have grown.
+    The first one of a run begins before the end of the last run, whose last hours may have grown.
     """
     with database.transaction(Lock.FINDINGS) as connection:
         minute_range = minute_rollup.minute_range(connection)
@@ -151,7 +159,11 @@ def _search_further(
         done_ms = findings.progress(connection, KIND)
         if not is_first and done_ms is not None and done_ms >= until_ms:
             return None
-        start_ms = min(first_ms if done_ms is None else done_ms, until_ms) // HOUR_MS * HOUR_MS
+        # Evidence of an hour that has just ended arrives in time, and is noted by nobody as late.
+        since_ms = first_ms if done_ms is None else done_ms
+        if is_first:
+            since_ms = max(first_ms, since_ms - EXPECTED_WITHIN_MS)
+        start_ms = _hour(min(since_ms, until_ms))
         if start_ms >= until_ms:
             return None
         size = len(minute_rollup.accelerators(connection, start_ms, until_ms))
@@ -163,15 +175,6 @@ def _search_further(
         count = _Window(connection, start_ms, end_ms, first_ms, context=own_context).search()
         findings.set_progress(connection, KIND, end_ms)
         return count
-
-
-def _list_searched(connection: Connection, period: Period) -> list[int]:
-    """Accelerators of which a period has evidence or findings, those of one place together."""
-    present = minute_rollup.accelerators(connection, period.start_ms - CONTEXT_MS, period.end_ms)
-    ids = [accelerator.accelerator_id for accelerator in sorted(present, key=_place)]
-    known = findings.overlapping(connection, KIND, period.start_ms, period.end_ms)
-    found = (finding.accelerator_id for finding in known)
-    return list(dict.fromkeys([*ids, *(each for each in found if each is not None)]))
 
 
 def _place(accelerator: PlacedAccelerator) -> tuple[str, str, str]:

@@ -18,7 +18,7 @@ from gpuledger_collector.services.findings import Viewer
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.access.audit import person
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.findings import findings, recommendations
+from gpuledger_collector.storage.findings import late_evidence, recommendations
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.row_level_security import as_viewer
@@ -127,6 +127,6 @@ def still_hold(connection: Connection, now_ms: int, max_age_ms: int, tariff: Tar
     calendar = zones.calendar(connection)
     return (
         calendar.day_of(now_ms) == calendar.day_of(run.made_ms)
-        and findings.late_evidence(connection, "idle") is None
+        and late_evidence.first_hour(connection) is None
         and evidence_hash(connection, run.end_ms, tariff) == run.evidence_hash
     )

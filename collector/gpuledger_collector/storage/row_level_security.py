@@ -88,6 +88,7 @@ COMMON = {
     "day_recompute": "day_ms",
     "hour_recompute": "hour_ms",
     "finding_progress": "",
+    "late_evidence": "late_ms, again_ms",
     "billing_zone": "",
     "fiscal_year": "",
     "series_day": "",

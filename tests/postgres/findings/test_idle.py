@@ -17,6 +17,7 @@ from gpuledger_collector.accounting.money import cost_micro
 from gpuledger_collector.accounting.quantity import gpu_ns
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.idle_search import find_idle
+from gpuledger_collector.storage.findings import late_evidence
 from gpuledger_collector.storage.telemetry import minutes as minute_rollup
 
 
@@ -349,11 +350,18 @@ def test_a_search_that_goes_back_shows_no_day_in_between(fleet, findings, monkey
     before = dump(fleet)
     assert [row[0] for row in before].count("GPU-0001") == 2
     assert [row[0] for row in before if row[6] is None] == ["GPU-0001"]
+    # As a collector of the version before notes it: of the whole fleet.
     fleet.connection.execute("INSERT INTO finding_progress VALUES ('idle_late', %s)", (OCTOBER,))
     find_idle(Watched(findings, lambda: seen.append(dump(fleet))), at)
     assert len(seen) > 3
     assert all(rows == before for rows in seen)
-    assert fleet.rows("SELECT kind FROM finding_progress") == [("idle",)]
+    assert fleet.rows("SELECT kind FROM finding_progress ORDER BY 1") == [
+        ("idle",),
+        ("idle_changes",),
+    ]
+    assert fleet.rows("SELECT count(*), count(late_ms), count(again_ms) FROM late_evidence") == [
+        (4, 0, 0)
+    ]
 
 
 def test_evidence_that_arrives_during_a_search_is_not_forgotten(fleet, findings):
@@ -362,19 +370,26 @@ def test_evidence_that_arrives_during_a_search_is_not_forgotten(fleet, findings)
     """
     furnish(fleet)
     find_idle(findings, OCTOBER + DAY)
-    note = "INSERT INTO finding_progress VALUES ('idle_late', %s)"
-    fleet.connection.execute(note, (OCTOBER + 2 * HOUR,))
-    arrived = [(OCTOBER + 5 * HOUR,)]
+    first, second = fleet.accelerator(1), fleet.accelerator(2)
+
+    def note(*hours: tuple[int, int]) -> None:
+        with findings.transaction() as connection:
+            late_evidence.note(connection, [(one, OCTOBER + at) for one, at in hours])
+
+    note((first, 2 * HOUR), (first, 3 * HOUR))
+    arrived = [((first, 5 * HOUR), (second, 4 * HOUR))]
 
     def arrive() -> None:
         if arrived:
-            fleet.connection.execute(note, arrived.pop())
+            note(*arrived.pop())
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
         find_idle(Watched(findings, arrive), OCTOBER + DAY)
-    kinds = "SELECT kind, until_ms FROM finding_progress WHERE kind <> 'idle' ORDER BY until_ms"
-    noted = [("idle_again", OCTOBER + 2 * HOUR), ("idle_late", OCTOBER + 5 * HOUR)]
-    assert fleet.rows(kinds) == noted
+    noted = "SELECT * FROM late_evidence ORDER BY 1"
+    assert fleet.rows(noted) == [
+        (first, OCTOBER + 5 * HOUR, OCTOBER + 2 * HOUR, 2),
+        (second, OCTOBER + 4 * HOUR, None, 2),
+    ]
     find_idle(findings, OCTOBER + DAY)
-    assert fleet.rows(kinds) == []
+    assert fleet.rows(noted) == [(first, None, None, 2), (second, None, None, 2)]

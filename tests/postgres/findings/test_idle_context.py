@@ -19,6 +19,12 @@ from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import minutes as minute_rollup
 
 CARDS = (1, 2, 3)
+LATE_OF_ALL = """
+INSERT INTO late_evidence SELECT a.id, late.hour_ms, NULL, late.change FROM accelerator a,
+    (SELECT min(late_ms) AS hour_ms, max(change) AS change FROM late_evidence) AS late
+    WHERE late.hour_ms IS NOT NULL
+ON CONFLICT (accelerator_id) DO UPDATE SET late_ms = excluded.late_ms
+"""
 FINDINGS = "SELECT * FROM finding WHERE kind = 'idle' ORDER BY key"
 
 
@@ -27,8 +33,24 @@ def findings_of(fleet):
     return [row[1:] for row in fleet.rows(FINDINGS)]
 
 
+def worked(fleet, card, start, end):
+    """Say of a card that is idle all day that it worked."""
+    fleet.connection.execute(
+        "DELETE FROM gpu_minute WHERE accelerator_id = %s AND minute_ms >= %s AND minute_ms < %s",
+        (fleet.accelerator(card), OCTOBER + start, OCTOBER + end),
+    )
+    minutes(fleet, card, start, end, 0.9)
+    fleet.connection.execute(
+        "INSERT INTO hour_recompute (accelerator_id, hour_ms) SELECT %s, generate_series(%s::bigint,"
+        " %s::bigint, 3600000)",
+        (fleet.accelerator(card), OCTOBER + start - start % HOUR, OCTOBER + end - 1),
+    )
+
+
 class Ledger:
-    """A ledger, its search, and what its cards have not told yet."""
+    """A ledger, its search, and what its cards have not told yet; without a context all cards are
+    searched again where one was late.
+    """
 
     def __init__(self, dsn, context):
         self.database, self.context, self.fleet = Database(dsn), context, Fleet(dsn)
@@ -71,6 +93,8 @@ class Ledger:
 
     def search(self):
         fold_usage(self.database)
+        if self.context is None:
+            self.fleet.connection.execute(LATE_OF_ALL)
         find_idle(self.database, OCTOBER + self.at, self.context)
 
 
@@ -96,7 +120,9 @@ IDLE, BUSY = (0.0, 0.0, 0.0), (0.9, 0.9, 0.9)
 )
 @examples(12)
 def test_both_find_the_same(postgres, steps):
-    """By chance: busy and idle, cut off and back with late evidence, at any rhythm of searches."""
+    """By chance: busy and idle, cut off and back with late evidence, at any rhythm of searches. One
+    reads everything of every card again, the other what it has not kept of cards that were late.
+    """
     with ExitStack() as stack:
         ledgers = [
             Ledger(stack.enter_context(fresh_database(postgres)), context)
@@ -121,13 +147,15 @@ def test_both_find_the_same(postgres, steps):
 
 
 def test_hours_long_over_are_read_once(fleet, findings, ledger, monkeypatch):
-    """The second search reads from an hour before its window; late evidence makes it read all."""
+    """The second search reads from an hour before its window, which begins an hour early at the
+    begin of an hour; late evidence of a card makes it read what it kept with this one again.
+    """
     furnish(fleet)
     fold_usage(ledger)
     read, starts = minute_rollup.read, []
 
     def watched(connection, start_ms, end_ms, ids):
-        starts.append((start_ms - OCTOBER) / HOUR)
+        starts.append(((start_ms - OCTOBER) / HOUR, [*ids]))
         return read(connection, start_ms, end_ms, ids)
 
     monkeypatch.setattr(minute_rollup, "read", watched)
@@ -136,14 +164,60 @@ def test_hours_long_over_are_read_once(fleet, findings, ledger, monkeypatch):
         find_idle(findings, OCTOBER + at, context)
     # The first one searches everything. Its window begins at the first hour, before which nothing
     # is kept.
-    assert starts == [0, 12, 19]
+    everyone = starts[0][1]
+    assert starts == [(0, everyone), (12, everyone), (19, everyone)]
     starts.clear()
-    minutes(fleet, 5, 3 * HOUR, 4 * HOUR, 0.9)
-    fleet.evidence([Held(5, 3, 3 * HOUR, 4 * HOUR)])
+    worked(fleet, 3, 3 * HOUR, 4 * HOUR)
     fold_usage(ledger)
     find_idle(findings, OCTOBER + 21 * HOUR + 9 * MINUTE, context)
     find_idle(findings, OCTOBER + 21 * HOUR + 12 * MINUTE, context)
-    assert starts[-2:] == [13, 20]
+    # First the card that was late, with its own hours before; then all, and then only what is new.
+    late = [fleet.accelerator(3)]
+    assert starts == [(0, late), (12, everyone), (19, everyone)]
+    starts.clear()
+    find_idle(findings, OCTOBER + 21 * HOUR + 40 * MINUTE, context)
+    assert starts == [(19, everyone)]
+
+
+def test_late_evidence_of_one_node_leaves_what_was_kept_of_others(
+    fleet, findings, ledger, monkeypatch
+):
+    """Of cards that are searched together with none that was late nothing is read again."""
+    monkeypatch.setattr("gpuledger_collector.services.idle_search.ACCELERATORS_AT_ONCE", 2)
+    furnish(fleet)
+    fold_usage(ledger)
+    context = IdleContext()
+    for at in (20 * HOUR + 20 * MINUTE, 20 * HOUR + 40 * MINUTE):
+        find_idle(findings, OCTOBER + at, context)
+    kept = set(context._groups)
+    worked(fleet, 1, 3 * HOUR, 4 * HOUR)
+    fold_usage(ledger)
+    with findings.transaction(read_only=True) as connection:
+        context.begin_window(connection, sorted(kept))
+    assert kept - set(context._groups) == {ids for ids in kept if fleet.accelerator(1) in ids}
+    assert len(kept) > 1
+
+
+def test_evidence_of_the_hour_that_has_just_ended_is_in_time(fleet, findings, ledger):
+    """Ten minutes after the hour it is searched anyway, and noted as late for nobody."""
+    furnish(fleet)
+    fold_usage(ledger)
+    find_idle(findings, OCTOBER + 12 * HOUR + 9 * MINUTE)
+    worked(fleet, 3, 11 * HOUR + 40 * MINUTE, 12 * HOUR)
+    fold_usage(ledger)
+    late = "SELECT accelerator_id, late_ms, again_ms FROM late_evidence"
+    assert fleet.rows(late) == []
+    find_idle(findings, OCTOBER + 12 * HOUR + 18 * MINUTE)
+    third = fleet.accelerator(3)
+    ended = "SELECT resolved_ms FROM finding WHERE accelerator_id = %s ORDER BY since_ms"
+    assert fleet.rows(ended, third)[0] == (OCTOBER + 11 * HOUR + 40 * MINUTE,)
+    # Now the search has passed the hour, and goes back to it.
+    worked(fleet, 3, 11 * HOUR + 20 * MINUTE, 11 * HOUR + 40 * MINUTE)
+    fold_usage(ledger)
+    assert fleet.rows(late) == [(third, OCTOBER + 11 * HOUR, None)]
+    find_idle(findings, OCTOBER + 12 * HOUR + 20 * MINUTE)
+    assert fleet.rows(late) == [(third, None, None)]
+    assert fleet.rows(ended, third)[0] == (OCTOBER + 11 * HOUR + 20 * MINUTE,)
 
 
 def test_what_is_kept_is_bounded(fleet, findings):

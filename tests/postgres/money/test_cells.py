@@ -150,6 +150,7 @@ NOT_DERIVED = {
             "applied_migration",
             "recommendation_run",
             "finding_progress",
+            "late_evidence",
         ),
     },
     "drawn in charts, and computed again from what is compared": {

@@ -201,7 +201,7 @@ def test_the_idle_search_goes_back_no_farther_than_minutes_are_whole(dsn, fleet,
     assert (
         fleet.rows("SELECT key, since_ms, opened_ms, cost_micro FROM finding ORDER BY key") == told
     )
-    assert fleet.rows("SELECT kind FROM finding_progress") == [("idle",)]
+    assert fleet.rows("SELECT count(late_ms), count(again_ms) FROM late_evidence") == [(0, 0)]
 
 
 @pytest.mark.parametrize("seed", range(4))

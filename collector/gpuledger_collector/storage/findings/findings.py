@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.insight.findings import Finding, NamedFinding
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import columns_of, select_as, select_number
@@ -85,76 +84,6 @@ def set_progress(connection: Connection, kind: str, until_ms: int) -> None:
         "INSERT INTO finding_progress (kind, until_ms) VALUES (%s, %s) "
         "ON CONFLICT (kind) DO UPDATE SET until_ms = excluded.until_ms",
         (kind, until_ms),
-    )
-
-
-def _late(kind: str) -> str:
-    return f"{kind}_late"
-
-
-def _again(kind: str) -> str:
-    return f"{kind}_again"
-
-
-def _changes(kind: str) -> str:
-    return f"{kind}_changes"
-
-
-def late_evidence(connection: Connection, kind: str) -> int | None:
-    """Start of the first hour that got evidence after the detector of this kind had passed it, and
-    that it has not searched again yet (unix ms).
-    """
-    return select_number(
-        connection,
-        "SELECT min(until_ms) FROM finding_progress WHERE kind IN (%s, %s)",
-        (_late(kind), _again(kind)),
-    )
-
-
-def take_late_evidence(connection: Connection, kind: str) -> int | None:
-    """Begin to search again, also what an interrupted search has left: the start of the first hour
-    (unix ms).
-
-    What arrives from now on is noted apart, so that clearing this does not forget it.
-    """
-    connection.execute(
-        "WITH late AS (DELETE FROM finding_progress WHERE kind = %s RETURNING until_ms) INSERT INTO"
-        " finding_progress AS old (kind, until_ms) SELECT %s, until_ms FROM late ON CONFLICT (kind)"
-        " DO UPDATE SET until_ms = least(old.until_ms, excluded.until_ms)",
-        (_late(kind), _again(kind)),
-    )
-    return progress(connection, _again(kind))
-
-
-def note_late_evidence(connection: Connection, kind: str, hour_ms: int) -> None:
-    """Record that evidence of an hour changed, if the detector of this kind has passed that hour:
-    it goes back.
-    """
-    connection.execute(
-        "INSERT INTO finding_progress AS old (kind, until_ms) SELECT %s, %s WHERE EXISTS (SELECT"
-        " FROM finding_progress WHERE kind = %s AND until_ms >= %s) ON CONFLICT (kind) DO UPDATE"
-        " SET until_ms = excluded.until_ms WHERE old.until_ms > excluded.until_ms",
-        (_late(kind), hour_ms, kind, hour_ms + HOUR_MS),
-    )
-    connection.execute(
-        "INSERT INTO finding_progress AS old (kind, until_ms) SELECT %s, 1 WHERE EXISTS (SELECT"
-        " FROM finding_progress WHERE kind = %s AND until_ms >= %s) ON CONFLICT (kind) DO UPDATE"
-        " SET until_ms = old.until_ms + 1",
-        (_changes(kind), kind, hour_ms + HOUR_MS),
-    )
-
-
-def late_changes(connection: Connection, kind: str) -> int:
-    """How often evidence was late for the detector of this kind: what it has read of past hours
-    holds as long as this number.
-    """
-    return progress(connection, _changes(kind)) or 0
-
-
-def clear_late_evidence(connection: Connection, kind: str, hour_ms: int) -> None:
-    """Record that everything from an hour on was searched again."""
-    connection.execute(
-        "DELETE FROM finding_progress WHERE kind = %s AND until_ms = %s", (_again(kind), hour_ms)
     )
 
 

@@ -57,6 +57,16 @@ table(
 )
 
 table(
+    "late_evidence",
+    "Evidence that arrived after the search for idle accelerators had passed its hour.",
+    *keys(BIG, "accelerator_id"),
+    column("late_ms", BIG, "start of the first hour that is to be searched again", nullable=True),
+    column("again_ms", BIG, "start of the first hour that is being searched again", nullable=True),
+    column("change", BIG, "number of the last change; what was read before it is read again"),
+    index("change"),
+)
+
+table(
     "recommendation",
     "Advice, its savings in the observed window, and the savings realized since.",
     identity(),

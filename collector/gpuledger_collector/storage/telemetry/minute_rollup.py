@@ -27,9 +27,11 @@ def _columns_of(row: str) -> str:
     return ", ".join(f"{row}.{name}" for name in _COLUMNS)
 
 
-def roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) -> int | None:
+def roll_up_minutes(
+    connection: Connection, hours: Sequence[tuple[int, int]]
+) -> Sequence[tuple[int, int]]:
     """Recompute the minutes of these (accelerator, hour) pairs and the utilization of their nodes
-    from the samples; return the start of the first hour that was, None when none was.
+    from the samples; return those that were.
 
     Hours whose minutes retention has removed are left out: recomputed from one accelerator alone,
     they would stand for all of its node.
@@ -37,11 +39,11 @@ def roll_up_minutes(connection: Connection, hours: Sequence[tuple[int, int]]) ->
     expired_before_ms = minutes.expired_before(connection)
     hours = [pair for pair in hours if pair[1] >= expired_before_ms]
     if not hours:
-        return None
+        return ()
     for part, is_packed in _parts(connection, hours):
         _roll_up_minutes(connection, part, is_packed)
     node_utilization.recompute(connection, hours)
-    return min(hour_ms for _, hour_ms in hours)
+    return hours
 
 
 def _parts(
