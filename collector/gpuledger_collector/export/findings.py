@@ -301,6 +301,7 @@ def anomaly_facts(finding: NamedFinding, acknowledged: int) -> dict[str, Any]:
         "parts": [(name, evidence.get(f"{name}_micro")) for name in ("price", "volume", "mix")],
         "before": f"the same hours {plural(evidence['days_before'], 'day')} before",
         "drivers": evidence["drivers"],
+        "jobs": evidence.get("workloads", []),
         "rate_changes": evidence["rates"],
         "acknowledged": acknowledged,
     }

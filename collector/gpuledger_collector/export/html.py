@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from importlib import resources
@@ -25,6 +25,7 @@ from gpuledger_collector.accounting.state_words import word_of_unpaid
 from gpuledger_collector.export.assets import CHARTS, FOLLOW, HTMX, ICON, address_of_asset
 from gpuledger_collector.export.code_marks import mark_code
 from gpuledger_collector.export.instants import say_instant, say_sentence, say_when
+from gpuledger_collector.export.job_links import link_jobs
 from gpuledger_collector.export.site import (
     address,
     gpu_path,
@@ -99,6 +100,7 @@ def environment() -> Environment:
         "when": pass_context(_when),
         "instant": pass_context(_instant),
         "said": pass_context(_said),
+        "naming": pass_context(_naming),
         "with": lambda parameters, name, value: {**parameters, name: value},
         "lasting": lasting,
         "unit_price": unit_price,
@@ -236,6 +238,17 @@ def _instant(context: Context, at_ms: int, *, with_year: bool = False) -> Markup
 
 def _said(context: Context, sentence: str) -> Markup:
     return say_sentence(sentence, *_clock(context))
+
+
+def _naming(
+    context: Context, sentence: str, names: Sequence[str], narrowed: Mapping[str, str] | None
+) -> Markup:
+    """A sentence whose jobs are links, as `job_path` has them; None: it stands in a file."""
+    if narrowed is None:
+        return _said(context, sentence)
+    return link_jobs(
+        sentence, names, lambda name: job_path(name, narrowed), lambda part: _said(context, part)
+    )
 
 
 def capitalize_sentence(sentence: str) -> str:

@@ -124,6 +124,9 @@ def as_html(statement: Statement, site: Site | None = None) -> str:
         days=_first_and_last(statement.period, statement.calendar),
         until=statement.calendar.date_of(statement.period.end_ms).isoformat(),
         status=status_of(statement),
+        jobs_of=None
+        if site is None
+        else {"period": statement.month, statement.level: statement.owner},
         sections=[_section(statement, section) for section in statement.sections],
         nothing="" if statement.sections or statement.unpriced_ns else _nothing(statement),
         budgets=[budget_facts(status) for status in statement.budgets],
@@ -374,6 +377,11 @@ def finding_facts(finding: NamedFinding, remedy: IdleRemedy = NO_REMEDY) -> dict
             " · ".join(part for part in (finding.team, "" if odd else finding.job) if part)
             or "nobody"
         ),
+        "team": finding.team,
+        "job": "" if odd else finding.job,
+        "job_key": finding.workload_key,
+        "jobs": evidence.get("workloads", []) if odd else [],
+        "narrowed": owner_filter(finding.team),
         "user": finding.user_name or "",
         "since_ms": finding.since_ms,
         "open": finding.is_ongoing,
@@ -436,14 +444,14 @@ def _section(statement: Statement, section: StatementSection) -> dict[str, Any]:
 def _contested_row(contested: Contested) -> dict[str, Any]:
     """A dispute that waits, as a row of a table."""
     dispute = contested.dispute
-    parts = (
-        contested.job and " · ".join(filter(None, contested.job)),
-        dispute.accelerator and dispute.accelerator[:SHOWN_UUID],
-    )
+    name, user = contested.job or ("", "")
+    gpu = "" if dispute.accelerator is None else dispute.accelerator[:SHOWN_UUID]
     return {
         "id": dispute.id,
         "state": dispute.state,
-        "what": ", ".join(part for part in parts if part) or "everything",
+        "job": name,
+        "user": user,
+        "gpu": gpu or ("" if name else "everything"),
         "days": days_text(dispute),
         "cost": amounts(dispute.cost),
         "reason": dispute.reason,

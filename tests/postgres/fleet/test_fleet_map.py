@@ -266,6 +266,12 @@ def test_the_page_of_an_hour(page):
     )
     assert hours == 4
     assert {line["team"] for line in lines} == {"", "vision", "speech"}
+    # By owner the table names jobs as well, each a link to its receipt.
+    owners = Page(page(f"/fleet?at={FIRST_HOUR}&color=owner")[1])
+    table = next(table for table in owners.tables if table.rows[0][-1] == "job").rows
+    held = [row[-1] for row in table[1:] if row[-1]]
+    assert held
+    assert len([link for link in owners.links if link.startswith("/jobs/")]) == len(held)
 
 
 @pytest.mark.parametrize("color", [*ColorBy])
