@@ -26,6 +26,7 @@ from gpuledger_collector.accounting.statement import (
     split_minor,
     weekdays_unlike,
 )
+from gpuledger_collector.export.site import Site
 from gpuledger_collector.export.statement import as_html
 from gpuledger_collector.services.budget_status import status_of
 from gpuledger_collector.services.findings import WholeFleet
@@ -37,6 +38,7 @@ from gpuledger_collector.services.statement import (
     read_statements,
 )
 from gpuledger_collector.storage.billing import statements
+from gpuledger_collector.storage.findings import findings
 
 from .conftest import HOSTILE, OCTOBER_NIGHT_MS
 
@@ -151,6 +153,63 @@ def test_a_rate_that_changed_within_the_month_is_named(furnished, run, ledger, v
     assert within.micro < 0
     price = f"by price {sum(number(row[-1]) for row in table.rows[1:]):,.2f}"
     assert price in Page(as_html(made)).text
+
+
+def test_its_head_names_the_largest_cause_in_the_amounts_below(furnished, run, ledger):
+    """By how much it cost more, for what, and by which job: each amount stands in the section of
+    the change, too. The job leads to its receipt where the collector serves the page.
+    """
+    run("chargeback", *MONTH)
+    run("chargeback", "--from", "2025-09-01", "--to", "2025-10-01")
+    made = made_of(ledger, "vision")
+    change = made.changes["USD"]
+    assert change.change_micro > 0
+    volume = change.parts[1]
+    job = max(change.drivers, key=lambda row: row.volume_micro)
+    site = Site(path="/statements/team/vision/2025-10", sees_fleet=True)
+    for text, is_served in ((as_html(made), False), (as_html(made, site), True)):
+        page = Page(text)
+        assert page.faults == []
+        head, _, below = page.text.partition("What you held, used and wasted")
+        assert (
+            f"from 2025-10-01 to 2025-10-31 cost {change.change_micro / 10**6:,.2f} USD more than"
+            " from 2025-09-01 to 2025-09-30" in head
+        )
+        assert (
+            f", mostly for more GPU-hours: +{volume / 10**6:,.2f} USD, of it"
+            f" +{job.volume_micro / 10**6:,.2f} USD by job {job.label[0]}" in head
+        )
+        assert f"Change +{change.change_micro / 10**6:,.2f} USD" in below
+        assert f"by volume (GPU-hours) +{volume / 10**6:,.2f}" in below
+        receipt = f"/jobs/{job.label[0]}?period=2025-10&team=vision"
+        # At its head, in what made the difference, and among the dearest jobs.
+        assert page.links.count(receipt) == (3 if is_served else 0)
+
+
+@pytest.mark.parametrize(
+    ("searched", "sentence"),
+    [
+        (False, "Spending of this month was not searched for what is unusual."),
+        (True, "No alarm was raised on spending, although it is +"),
+    ],
+)
+def test_no_alarm_does_not_contradict_a_rise(furnished, run, ledger, searched, sentence):
+    """A bill that rose, and of which no hour stood out: the page says why that is no contradiction;
+    where nobody has searched, it says that.
+    """
+    run("chargeback", *MONTH)
+    run("chargeback", "--from", "2025-09-01", "--to", "2025-10-01")
+    if searched:
+        with ledger.transaction() as connection:
+            findings.set_progress(connection, "anomaly", NOW_MS)
+            findings.set_progress(connection, "idle", NOW_MS)
+    text = Page(as_html(made_of(ledger, "vision"))).text
+    assert sentence in text
+    assert ("an alarm is about hours that stand out" in text) == searched
+    assert ("No idle GPU was found in this month" in text) == searched
+    assert "Unusual spending is searched for by team" in as_html(
+        made_of(ledger, "detector", "project")
+    )
 
 
 def test_compared_periods_name_the_same_change(furnished, run, ledger):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gpuledger_collector.accounting.budgets import Driver, HolderSpend, drivers
+from gpuledger_collector.accounting.change_causes import ChangeCause, find_main_cause
 from gpuledger_collector.accounting.chargeback import ReportRow, SharedPart
 from gpuledger_collector.accounting.disputes import Dispute
 from gpuledger_collector.accounting.measures import Measures, total
@@ -136,6 +137,16 @@ class SpendChange:
     def other_price_micro(self) -> int:
         """What of the price's part no change of a rate explains."""
         return other_price_micro(self.parts[0], self.rate_changes)
+
+    @property
+    def change_micro(self) -> int:
+        """After less before."""
+        return self.after_micro - self.before_micro
+
+    @property
+    def main_cause(self) -> ChangeCause | None:
+        """The largest cause that goes the way of the change; None: nothing changed."""
+        return find_main_cause(self.drivers, self.rate_changes)
 
     @property
     def parts(self) -> tuple[int, int, int]:

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from gpuledger_collector.accounting import readable
 from gpuledger_collector.accounting.budget_status import Ahead, Status
 from gpuledger_collector.accounting.budgets import top
+from gpuledger_collector.accounting.change_causes import SaidCause, say_cause
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, ReportRow
 from gpuledger_collector.accounting.closed_verdict import ClosedVerdict
 from gpuledger_collector.accounting.closing import ClosedPeriod
@@ -45,7 +46,14 @@ from gpuledger_collector.export.fair_share import shares_report
 from gpuledger_collector.export.findings import STATES, advice
 from gpuledger_collector.export.list_form import ListForm
 from gpuledger_collector.export.model_use import use_facts
-from gpuledger_collector.export.rate_changes import rate_rows, say_dated_rates
+from gpuledger_collector.export.rate_changes import (
+    OTHER_PRICES,
+    RateRow,
+    name_rate,
+    rate_rows,
+    say_dated_rates,
+    say_rates,
+)
 from gpuledger_collector.export.shortened import is_rest, shorten_report
 from gpuledger_collector.export.site import (
     ANOMALIES,
@@ -66,6 +74,20 @@ SHOWN_DRIVERS = 8
 SHOWN_FINDINGS = 8
 SHOWN_UUID = 12
 """Characters of a UUID that tell one GPU from another to people."""
+NO_IDLE = (
+    "No idle GPU was found in this month. What was held idle in all stands with the bill: pauses"
+    " too short for a finding, and replicas of services that wait for requests, which no finding"
+    " names since they are idle by design (`gpuledger idle --services` says how many are spare)."
+)
+NOT_SEARCHED = {
+    "idle": "Idle GPUs of this month were not searched for.",
+    "anomaly": "Spending of this month was not searched for what is unusual.",
+}
+NO_ALARM = (
+    "an alarm is about hours that stand out from the two weeks before them, and none did. The rise"
+    " came slowly, comes back at the same hours of each week, or began before there were enough"
+    " days to compare with. What made it stands under Against before."
+)
 CLOSED_PROOF = "proven before the month was closed; gpuledger periods --verify asks again"
 """What a closed month's statement says of its proof."""
 
@@ -100,6 +122,8 @@ class Statement:
     checks: tuple[ConservationCheck, ...]
     proof: PeriodProof
     below: str | None
+    searched: frozenset[str] = frozenset()
+    """Kinds of findings that were searched for in the month."""
     calendar: Calendar = UTC_DAYS
     contested: tuple[Contested, ...] = ()
     shares: tuple[ShareUse, ...] = ()
@@ -132,6 +156,7 @@ def as_html(statement: Statement, site: Site | None = None) -> str:
         budgets=[budget_facts(status) for status in statement.budgets],
         findings=[finding_facts(finding) for finding in statement.findings[:SHOWN_FINDINGS]],
         more_findings=max(len(statement.findings) - SHOWN_FINDINGS, 0),
+        not_found=_say_not_found(statement),
         amended=any(statement.amended.values()),
         # A file of a closed month stays the same bytes until something is corrected.
         verdict=statement.verdict if site is not None else None,
@@ -238,6 +263,32 @@ def _nothing(statement: Statement) -> str:
     if statement.made_ms < statement.period.start_ms:
         return f"{statement.month} has not begun."
     return f"Nothing is charged to {statement.owner} in {statement.month} so far."
+
+
+def _say_not_found(statement: Statement) -> list[str]:
+    """Say of each kind of findings of which there is none why that is so."""
+    found = {finding.kind for finding in statement.findings}
+    sentences = []
+    if "idle" not in found:
+        sentences.append(NO_IDLE if "idle" in statement.searched else NOT_SEARCHED["idle"])
+    if "anomaly" not in found:
+        sentences.append(_say_no_alarm(statement))
+    return sentences
+
+
+def _say_no_alarm(statement: Statement) -> str:
+    """Say why no spending of the month is called unusual, also where it is much more than before."""
+    if statement.level != "team":
+        return f"Unusual spending is searched for by team; of a {statement.level} nothing is said."
+    if "anomaly" not in statement.searched:
+        return NOT_SEARCHED["anomaly"]
+    rises = [change for change in statement.changes.values() if change.change_micro > 0]
+    if not rises:
+        return "No alarm was raised on spending."
+    largest = max(rises, key=lambda change: change.change_micro)
+    percent = change_percent(largest.before_micro, largest.after_micro)
+    rise = f"it is {percent} above" if percent else "there was none in"
+    return f"No alarm was raised on spending, although {rise} the time before: {NO_ALARM}"
 
 
 def trust(
@@ -545,18 +596,22 @@ def _change(change: SpendChange, currency: str, statement: Statement) -> dict[st
         statement.calendar,
         max((check.until_ms for check in statement.checks), default=0),
     )
-    more = change.after_micro - change.before_micro
+    more = change.change_micro
     price, volume, mix = change.parts
+    rates = rate_rows(change.rate_changes, price, currency)
     days = (len(calendar.days(change.before)), len(calendar.days(change.after)))
     return {
         "before": html.micro(change.before_micro, currency),
         "after": html.micro(change.after_micro, currency),
         "change": html.signed_amount(more, currency),
+        "size": html.micro(abs(more), currency),
+        "way": "more" if more > 0 else "less" if more else "",
+        "cause": _say_main_cause(change, rates, currency),
         "percent": change_percent(change.before_micro, change.after_micro),
         "price": html.signed_amount(price, currency),
         "volume": html.signed_amount(volume, currency),
         "mix": html.signed_amount(mix, currency),
-        "rates": rate_rows(change.rate_changes, price, currency),
+        "rates": rates,
         "drivers": top(change.drivers, SHOWN_DRIVERS),
         "before_days": _first_and_last(change.before, calendar),
         "after_days": _first_and_last(change.after, calendar),
@@ -575,6 +630,29 @@ def _change(change: SpendChange, currency: str, statement: Statement) -> dict[st
             for cost, count in zip((change.before_micro, change.after_micro), days, strict=True)
         ),
     }
+
+
+def _say_main_cause(
+    change: SpendChange, rates: Sequence[RateRow], currency: str
+) -> SaidCause | None:
+    """The largest cause of a change, in the amounts of the tables below it."""
+    cause = change.main_cause
+    if cause is None:
+        return None
+    rate = ""
+    # Rows of rates are rounded together, so that they add up: one may differ by a minor unit.
+    effects: dict[int, str] = {}
+    if cause.rate is not None:
+        rate = f"{name_rate(cause.rate)}, "
+        rate += say_rates(cause.rate.before, cause.rate.after, currency)
+        at = change.rate_changes.index(cause.rate)
+        if at < len(rates) and rates[at].at_ms == cause.rate.at_ms:
+            effects[cause.micro] = rates[at].effect.signed()
+
+    def signed(micro: int) -> str:
+        return f"{effects.get(micro) or html.signed_amount(micro, currency)} {currency}"
+
+    return say_cause(cause, change.change_micro, signed, rate=rate, prices=OTHER_PRICES)
 
 
 def change_percent(before_micro: int, after_micro: int) -> str | None:

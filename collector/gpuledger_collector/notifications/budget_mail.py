@@ -20,6 +20,7 @@ from gpuledger_collector.accounting.budgets import (
     Driver,
     thresholds,
 )
+from gpuledger_collector.accounting.change_causes import find_main_cause, say_cause
 from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Calendar, Period
@@ -328,11 +329,16 @@ def _changes(news: News) -> dict[str, object]:
     rows = [_driver_row(*row, with_sign) for row in zip(drivers, changes, splits, strict=True)]
     if news.before is None:
         rows = [{**row, "parts": []} for row in rows]
+    rounded = [
+        Driver(driver.label, driver.model, 0, change * unit, *(units * unit for units in split))
+        for driver, change, split in zip(drivers, changes, splits, strict=True)
+    ]
     totals = {
         name: with_sign(sum(split[index] for split in splits)) for index, name in enumerate(PARTS)
     }
     return {
         "heading": _comparison(news, sum(changes)),
+        "cause": _cause(news, rounded),
         "drivers": rows,
         "parts": None if news.before is None else totals,
     }
@@ -359,6 +365,21 @@ def _comparison(news: News, change: int) -> str:
         else f"{amount} {'more' if change > 0 else 'less'} than {those}"
     )
     return f"{these} {_cost_word(news.status.budget)} {than}{_standing(news.status, change)}"
+
+
+def _cause(news: News, rounded: Sequence[Driver]) -> str:
+    """The largest cause of the change in a sentence, from rows in shown units; empty where there is
+    none, or hours and no money are compared.
+    """
+    budget = news.status.budget
+    cause = None if news.before is None or not budget.is_money else find_main_cause(rounded)
+    if cause is None:
+        return ""
+    change_micro = sum(driver.change_micro for driver in rounded)
+    said = say_cause(
+        cause, change_micro, lambda micro: _with_sign(micro // budget.shown_micro, budget)
+    )
+    return f"{said.words[:1].upper()}{said.words[1:]}{safe_name(said.job, 60)}."
 
 
 def _standing(status: Status, change: int) -> str:

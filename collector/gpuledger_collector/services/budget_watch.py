@@ -26,6 +26,7 @@ from gpuledger_collector.accounting.budgets import (
     send_at,
     top,
 )
+from gpuledger_collector.accounting.change_causes import SHARED
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.insight.notifications.messages import Content, Message
 from gpuledger_collector.services.budget_status import (
@@ -226,4 +227,4 @@ def _holders(connection: Connection, budget: Budget, days: Period) -> list[Holde
     """
     holders = [*budgets.spend_by_holder(connection, budget, days)]
     shared = shared_cost(connection, budget, days, days.end_ms) if budget.measure == TOTAL else 0
-    return [*holders, HolderSpend(("(shared costs)", "", ""), "", 0, shared)] if shared else holders
+    return [*holders, HolderSpend((SHARED, "", ""), "", 0, shared)] if shared else holders

@@ -57,6 +57,7 @@ from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.row_level_security import as_viewer
 
 _Item = TypeVar("_Item")
+FINDING_KINDS = ("idle", "anomaly")
 OWNERS_AT_ONCE = 500
 """Each reading goes over the whole month; more owners at once take more memory."""
 
@@ -167,6 +168,7 @@ class _Month:
     closed: ClosedPeriod | None
     budgets: Mapping[str, Sequence[Budget]]
     findings: Mapping[str, Sequence[NamedFinding]]
+    searched: frozenset[str]
     windows: tuple[Period, Period] | None
     prices: Mapping[int, Price]
     """Those that the days before and this month may have been charged by."""
@@ -248,6 +250,7 @@ class _Month:
                 amended=amended.get(owner, {}),
                 budgets=self._budget_statuses(owner),
                 findings=self.findings.get(owner, ()),
+                searched=self.searched,
                 checks=self.checks,
                 proof=self.proof,
                 below=self.below,
@@ -365,6 +368,11 @@ def _month_of(
             _findings(connection, period),
             lambda row: None if row.is_free else _owner_of(row, level),
         ),
+        searched=frozenset(
+            kind
+            for kind in FINDING_KINDS
+            if (findings.progress(connection, kind) or 0) > period.start_ms
+        ),
         windows=compared_windows(
             period, known_ms, frozenset(check.day_ms for check in past), calendar
         ),
@@ -388,7 +396,7 @@ def _findings(connection: Connection, period: Period) -> list[NamedFinding]:
     """Idle GPUs and anomalies in the month, ongoing ones first."""
     rows = [
         row
-        for kind in ("idle", "anomaly")
+        for kind in FINDING_KINDS
         for row in findings.list_named(connection, kind, period.start_ms, period.end_ms)
     ]
     return sorted(rows, key=lambda row: (not row.is_ongoing, -(row.cost_micro or 0), row.key))
