@@ -87,7 +87,12 @@ JOB_GROUPINGS = {
 }
 SPLIT_BY = {"team", "model"}
 """Of which a job may have several: each has its part of it."""
-ORDERS = {"cost": "dearest first", "waste": "most idle cost first", "newest": "newest first"}
+ORDERS = {
+    "cost": "dearest first",
+    "waste": "most idle cost first",
+    "newest": "newest first",
+    "unknown": "most hours without a reading first",
+}
 
 
 def router(context: ReadContext) -> APIRouter:
@@ -358,6 +363,7 @@ def jobs_page(
             for key, text in ORDERS.items()
         ],
         with_units=any(item.unit for item in charged.items),
+        with_unknown=order == "unknown",
         unit_names=UNITS,
         notice=GPU_TIME_ONLY,
     )

@@ -41,7 +41,7 @@ from gpuledger_collector.api.page_routes import (
 from gpuledger_collector.api.spend_page import AskedRange, SpendLinks
 from gpuledger_collector.export import html, plots, spend
 from gpuledger_collector.export import statement as forms
-from gpuledger_collector.export.chargeback import csv_rows, waste_line
+from gpuledger_collector.export.chargeback import csv_rows, say_waste
 from gpuledger_collector.export.findings import (
     STATES,
     count_gpus,
@@ -367,7 +367,9 @@ def _spend(
     shown = shorten_report(replace(report, rows=tuple(own_rows))).rows
     corrections = [row for row in report.rows if row.currency == currency and row.correction_of]
     highest = max((row.cost_minor or 0 for row in own_rows), default=0)
-    (waste,) = whole_waste(own_rows + corrections, found.has_inventory)
+    (waste,) = whole_waste(
+        own_rows + corrections, found.has_inventory, imported_ns=found.imported_ns
+    )
     paid = cost_by_payer(report, total)
     holders = dearest_holders(found.idle_holders, currency, SHOWN_HOLDERS)
     return {
@@ -375,7 +377,7 @@ def _spend(
         "total": total,
         "paid": paid,
         "wasted": None if waste.micro is None else Money(waste.micro, currency),
-        "waste": waste_line(waste),
+        "waste": say_waste(waste),
         "most_idle": _most_idle(own_rows),
         "holders": None if holders is None else _holder_facts(holders, now_ms),
         "free_per_day": next(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from operator import attrgetter
 
@@ -18,10 +18,11 @@ from gpuledger_collector.accounting.chargeback import (
 from gpuledger_collector.accounting.measures import add_known
 from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.period import Period, format_instant
-from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR, round_half_even_div
+from gpuledger_collector.accounting.quantity import hours_decimal
 from gpuledger_collector.accounting.shared_costs import AMOUNT, COST, SharedCost
 from gpuledger_collector.accounting.state_words import word_of
-from gpuledger_collector.accounting.waste import WholeWaste
+from gpuledger_collector.accounting.usage import UNOBSERVED
+from gpuledger_collector.accounting.waste import IMPORTED, UNREAD, WholeWaste
 from gpuledger_collector.export.cells import EXCHANGE, NOTICE, neutral
 from gpuledger_collector.export.pieces import json_pieces
 from gpuledger_collector.export.report import Column, Kind, cells_of
@@ -288,24 +289,70 @@ def _waste_object(waste: WholeWaste) -> dict[str, object]:
         "waste_cost_micro": waste.micro,
         "parts": {name: amount(minor) for name, minor in waste.parts},
         "unknown_gpu_ns": waste.unknown_ns,
+        "unknown_parts_gpu_ns": dict(waste.unknown.parts),
         **({EXCHANGE: waste.exchange} if waste.exchange else {}),
     }
 
 
-def waste_line(waste: WholeWaste) -> str:
-    """The whole waste in one line: the amount, what it consists of, and what is unknown."""
+UNKNOWN_WORDS = {
+    UNOBSERVED: "that nobody observed",
+    UNREAD: "held without a reading",
+    IMPORTED: "imported from records that say nothing of work",
+}
+"""What is said of GPU-hours whose activity is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaidWaste:
+    """The whole waste in words: the amount and what it consists of, then the GPU-hours of which it
+    is not known, with their parts by name, in words that follow their hours.
+
+    One part alone has no hours of its own: they are those of the whole.
+    """
+
+    words: str
+    unknown_hours: str
+    unknown: Sequence[tuple[str, str, str]]
+
+    @property
+    def text(self) -> str:
+        """All of it in one line."""
+        if not self.unknown:
+            return self.words
+        whole = f"{self.words}; not known of {self.unknown_hours} GPU-hours"
+        if len(self.unknown) == 1:
+            return f"{whole} {self.unknown[0][2]}"
+        return f"{whole}: " + ", ".join(f"{hours} {words}" for _, hours, words in self.unknown)
+
+
+def say_waste(waste: WholeWaste) -> SaidWaste:
+    """Say the whole waste: the amount, what it consists of, and what is unknown."""
 
     def amount(minor: int | None) -> str:
         return "not known" if minor is None else Money.from_minor(minor, waste.currency).grouped()
 
     parts = ", ".join(f"{word_of(name)} {amount(minor)}" for name, minor in waste.parts)
-    unknown = Decimal(round_half_even_div(waste.unknown_ns * 10, GPU_NS_PER_HOUR)).scaleb(-1)
-    return (
+    names = [name for name, _ in waste.unknown.parts]
+    hours = hours_decimal([gpu_ns for _, gpu_ns in waste.unknown.parts], 1)
+    whole = sum(hours, Decimal(0))
+    return SaidWaste(
         f"waste: {amount(waste.minor)} of {amount(waste.cost_minor)} {waste.currency}"
         + (f" ({waste.exchange})" if waste.exchange else "")
-        + (f": {parts}" if parts else "")
-        + (f"; not known of {unknown:,} GPU-hours" if unknown > 0 else "")
+        + (f": {parts}" if parts else ""),
+        f"{whole:,}",
+        [
+            (name, f"{own:,}", UNKNOWN_WORDS[name])
+            for name, own in zip(names, hours, strict=True)
+            if own > 0
+        ]
+        if whole > 0
+        else [],
     )
+
+
+def waste_line(waste: WholeWaste) -> str:
+    """The whole waste in one line."""
+    return say_waste(waste).text
 
 
 def shared_notes(shared: Sequence[SharedOut]) -> list[str]:

@@ -15,6 +15,8 @@ from urllib.parse import quote, urlencode
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import UTC_DAYS, Calendar
+from gpuledger_collector.accounting.usage import UNOBSERVED
+from gpuledger_collector.accounting.waste import IMPORTED, UNREAD
 
 DOTS = {".", ".."}
 """Names that no path can hold, for a browser takes them for steps through a folder."""
@@ -280,6 +282,15 @@ class Site:
         if by == "team":
             return self.with_filters(team=name or UNATTRIBUTED, by="")
         return self.with_filters(**{by: name, "by": ""})
+
+    @property
+    def unknown_paths(self) -> Mapping[str, str]:
+        """Where a reader sees the time of which nobody knows what it did, by its parts: the days
+        with unobserved time, and the jobs that held without a reading.
+        """
+        jobs = address(JOBS, {**self.filters.parameters(), "sort": "unknown"})
+        days = address(TRUST, {**self.filters.range_parameters(), "state": UNOBSERVED})
+        return {UNREAD: jobs, IMPORTED: jobs, **({UNOBSERVED: days} if self.sees_fleet else {})}
 
     @property
     def own_range_path(self) -> str:

@@ -40,7 +40,7 @@ from gpuledger_collector.accounting.statement import (
 )
 from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.export import html, plots
-from gpuledger_collector.export.chargeback import source_text, waste_line
+from gpuledger_collector.export.chargeback import say_waste, source_text
 from gpuledger_collector.export.disputes import amounts, days_text
 from gpuledger_collector.export.fair_share import shares_report
 from gpuledger_collector.export.findings import STATES, advice
@@ -115,6 +115,8 @@ class Statement:
     rates: Mapping[str, Sequence[RateChange]]
     """By currency, the rates that changed within the month, and what that did to it."""
     unpriced_ns: int
+    imported_ns: Mapping[str, int]
+    """By currency, the time that was imported as counts of GPUs."""
     ahead: Mapping[str, Ahead]
     amended: Mapping[str, int]
     budgets: tuple[Status, ...]
@@ -463,7 +465,12 @@ def _section(statement: Statement, section: StatementSection) -> dict[str, Any]:
         "section": section,
         "currency": section.currency,
         "row": section.row,
-        "waste": [waste_line(waste) for waste in whole_waste([section.row], has_inventory=True)],
+        "waste": [
+            say_waste(waste)
+            for waste in whole_waste(
+                [section.row], has_inventory=True, imported_ns=statement.imported_ns
+            )
+        ],
         "allocations": _allocations(section.row),
         "shared": [
             {

@@ -20,14 +20,14 @@ from gpuledger_collector.accounting.chargeback import (
 )
 from gpuledger_collector.accounting.exchange import Exchange, ExchangeByMonth, view
 from gpuledger_collector.accounting.fair_share import ShareUse
-from gpuledger_collector.accounting.ledger import ChargedLine
+from gpuledger_collector.accounting.ledger import ChargedLine, ConservationCheck
 from gpuledger_collector.accounting.locations import NOWHERE
 from gpuledger_collector.accounting.owner_tree import LEVELS
 from gpuledger_collector.accounting.period import Period, format_instant
 from gpuledger_collector.accounting.reserved_names import is_reserved
 from gpuledger_collector.accounting.shared_costs import AMOUNT
 from gpuledger_collector.accounting.usage import HELD, STRANDED
-from gpuledger_collector.accounting.waste import WholeWaste, whole_waste
+from gpuledger_collector.accounting.waste import NO_IMPORTS, WholeWaste, whole_waste
 from gpuledger_collector.export.chargeback import shared_notes, stranded_text
 from gpuledger_collector.export.disputes import amounts, owner_text
 from gpuledger_collector.export.focus import Notices
@@ -79,16 +79,19 @@ class Bill:
     rated_ms: int
     notices: Sequence[str]
     notes: Sequence[str]
+    imported_ns: Mapping[str, int] = field(default_factory=dict)
+    """By currency, the time that was imported as counts of GPUs; none of a part of the rows."""
 
     @property
     def waste(self) -> Sequence[WholeWaste]:
         """Waste by currency."""
-        return whole_waste(self.report.rows, self.has_inventory, self.months)
+        return whole_waste(self.report.rows, self.has_inventory, self.months, self.imported_ns)
 
     def only(self, condition: Callable[[ReportRow], bool]) -> Bill:
         """The rows that meet a condition, with their totals."""
         rows = tuple(row for row in self.report.rows if condition(row))
-        return replace(self, report=replace(self.report, rows=rows, totals=totals(rows)))
+        narrowed = replace(self.report, rows=rows, totals=totals(rows))
+        return replace(self, report=narrowed, imported_ns=NO_IMPORTS)
 
 
 def read_bill(
@@ -125,7 +128,24 @@ def read_bill(
         rated_ms=max((check.until_ms for check in checks), default=period.start_ms),
         notices=told,
         notes=told + shared_notes(found.shared),
+        imported_ns=read_imported_ns(connection, period, checks, owner),
     )
+
+
+def read_imported_ns(
+    connection: Connection,
+    period: Period,
+    checks: Sequence[ConservationCheck],
+    owner: Mapping[str, str] | None,
+) -> Mapping[str, int]:
+    """The time of a period that was imported as counts of GPUs, by currency; of an owner its own.
+
+    `checks` are those of the period: most fleets import nothing, and no charge is read for them.
+    """
+    if not any(check.imported_ns for check in checks):
+        return NO_IMPORTS
+    with as_viewer(connection, owner):
+        return reports.imported_ns(connection, period, owner)
 
 
 def read_priced_bill(

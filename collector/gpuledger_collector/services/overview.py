@@ -18,7 +18,7 @@ from gpuledger_collector.insight.findings import IdleRemedies
 from gpuledger_collector.insight.nodes import SILENT_MS, Fleet, FleetNode
 from gpuledger_collector.services.absence import Absence, explain_absence
 from gpuledger_collector.services.budget_status import standings
-from gpuledger_collector.services.chargeback import direct_costs_by_team
+from gpuledger_collector.services.chargeback import direct_costs_by_team, read_imported_ns
 from gpuledger_collector.services.closed_verdict import verdict_of
 from gpuledger_collector.services.findings import (
     FindingList,
@@ -59,6 +59,8 @@ class Overview:
     trend: Sequence[Period]
     costs_by_day: Mapping[str, Mapping[str, Mapping[int, int]]]
     has_inventory: bool
+    imported_ns: Mapping[str, int]
+    """By currency, the time that was imported as counts of GPUs."""
     has_shares: bool
     nothing: tuple[str, str] | None
     absence: Absence | None
@@ -136,6 +138,7 @@ def read_overview(
         costs_by_day=costs_by_day,
         # Whoever sees one owner's part is told of no unallocated time at all.
         has_inventory=owner is not None or reports.has_capacity(connection, period),
+        imported_ns=read_imported_ns(connection, period, rated.checks, owner),
         has_shares=any(
             declarations.SHARED_COSTS.in_force(connection, at)
             for at in periods.declarations_at(connection, calendar, period).values()

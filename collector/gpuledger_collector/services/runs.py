@@ -41,10 +41,12 @@ from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.row_level_security import as_viewer
 
 COST, WASTE, NEWEST, UNIT = "cost", "waste", "newest", "unit"
+NOT_KNOWN = "unknown"
 ORDERS: Mapping[str, Callable[[RunSums], Any]] = {
     COST: lambda run: (-(run.cost_micro or 0), -run.gpu_ns, run.key),
     WASTE: lambda run: (-(run.idle_cost_micro or 0), -run.idle_ns, run.key),
     NEWEST: lambda run: (-run.start_ms, run.key),
+    NOT_KNOWN: lambda run: (-run.unknown_ns, run.key),
 }
 """How a list may be ordered, besides by the cost of a unit."""
 

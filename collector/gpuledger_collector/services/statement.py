@@ -201,6 +201,8 @@ class _Month:
             for price in self.prices.values()
         )
         by_price = statements.workloads(*where, self.period, as_used=True) if has_new_rate else {}
+        has_imports = any(check.imported_ns for check in self.checks)
+        imported = statements.imported_ns(*where, self.period) if has_imports else {}
         amended = statements.amended_later(*where, self.period)
         contested = statements.contested_by_owner(*where, self.period)
         changes = (
@@ -246,6 +248,7 @@ class _Month:
                     for section in sections
                 },
                 unpriced_ns=unpriced_ns(own_days),
+                imported_ns=imported.get(owner, {}),
                 ahead=_with_corrections(ahead.get(owner, {}), sections),
                 amended=amended.get(owner, {}),
                 budgets=self._budget_statuses(owner),

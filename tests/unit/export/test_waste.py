@@ -11,7 +11,7 @@ import pytest
 from gpuledger_collector.accounting.chargeback import Allocations, report
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR as HOUR
-from gpuledger_collector.accounting.waste import whole_waste
+from gpuledger_collector.accounting.waste import UnknownTime, WholeWaste, whole_waste
 from gpuledger_collector.export.chargeback import csv_rows, unbilled_line, waste_line
 from gpuledger_collector.export.pieces import csv_pieces
 
@@ -53,8 +53,42 @@ def test_the_whole_is_what_its_parts_are() -> None:
     assert (
         waste_line(waste)
         == "waste: 77.00 of 329.00 USD: held idle 50.00, unallocated 20.00, stranded 4.00,"
-        " unused commitments 3.00; not known of 46.0 GPU-hours"
+        " unused commitments 3.00; not known of 46.0 GPU-hours: 6.0 that nobody observed, 40.0 held"
+        " without a reading"
     )
+
+
+@pytest.mark.parametrize(
+    ("unknown", "words"),
+    [
+        (UnknownTime(), ""),
+        (UnknownTime(unobserved_ns=6 * HOUR), "of 6.0 GPU-hours that nobody observed"),
+        (
+            UnknownTime(imported_ns=1500 * HOUR),
+            "of 1,500.0 GPU-hours imported from records that say nothing of work",
+        ),
+        (
+            UnknownTime(HOUR // 3, HOUR // 3, HOUR // 3),
+            "of 1.0 GPU-hours: 0.4 that nobody observed, 0.3 held without a reading, 0.3 imported"
+            " from records that say nothing of work",
+        ),
+        # What rounds to nothing is not named, as before.
+        (UnknownTime(unread_ns=HOUR // 100), ""),
+    ],
+)
+def test_the_parts_of_unknown_time_are_named(unknown: UnknownTime, words: str) -> None:
+    """In hours that add up to the whole; one part alone has those of the whole."""
+    line = waste_line(WholeWaste("USD", "", 0, 0, 100, (), unknown))
+    assert line == "waste: 0.00 of 1.00 USD" + (f"; not known {words}" if words else "")
+
+
+def test_imported_time_is_a_part_of_what_was_held_without_a_reading() -> None:
+    """As much as was held: what is told apart by currency cannot exceed the rows."""
+    rows = report(FLEET, ("team",)).rows
+    for imported, parts in ((15, (6, 25, 15)), (90, (6, 0, 40))):
+        (waste,) = whole_waste(rows, has_inventory=True, imported_ns={"USD": imported * HOUR})
+        assert waste.unknown == UnknownTime(*(hours * HOUR for hours in parts))
+        assert waste.unknown_ns == 46 * HOUR
 
 
 @pytest.mark.parametrize("by", [("team",), ("pool",), ("workload",)])

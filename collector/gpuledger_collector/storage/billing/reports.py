@@ -254,6 +254,30 @@ def held_costs(connection: Connection, period: Period) -> dict[Place, HeldCost]:
     }
 
 
+def imported_ns(
+    connection: Connection, period: Period, owner: Mapping[str, str] | None = None
+) -> dict[str, int]:
+    """Sum the time of a period that was imported as counts of GPUs and is charged, by currency; of
+    an owner (level -> value) its own. Nothing is known of what it did.
+    """
+    levels = owner or {}
+    own = "".join(
+        f" AND coalesce({LEVEL_COLUMNS[level]}, '') = %(own_{level})s" for level in levels
+    )
+    rows = select(
+        connection,
+        "SELECT l.currency, sum(l.unknown_ns)::bigint AS unknown_ns FROM charge l LEFT JOIN owner o ON"
+        " o.id = l.owner_id WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s AND l.state = 'held'"
+        f" AND l.accelerator_id IS NULL AND l.currency IS NOT NULL{own} GROUP BY 1",
+        {
+            "start": period.start_ms,
+            "end": period.end_ms,
+            **{f"own_{level}": name for level, name in levels.items()},
+        },
+    )
+    return {row.currency: row.unknown_ns for row in rows if row.unknown_ns}
+
+
 def corrections_of(connection: Connection, period: Period, level: str) -> list[ChargedLine]:
     """Sum the corrections of the period's days, wherever they are booked, by a level of the owner
     tree.

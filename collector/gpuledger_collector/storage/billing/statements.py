@@ -154,6 +154,26 @@ def workloads(
     return jobs
 
 
+def imported_ns(
+    connection: Connection, level: str, owners: Sequence[str], period: Period
+) -> dict[str, dict[str, int]]:
+    """Sum the time of a period that each owner was charged for and that was imported as counts of
+    GPUs, by owner and currency.
+    """
+    rows = select(
+        connection,
+        f"SELECT {_owner(level)} AS owner, l.currency, sum(l.unknown_ns)::bigint AS unknown_ns FROM"
+        " charge l LEFT JOIN owner o ON o.id = l.owner_id WHERE l.day_ms >= %(start)s AND l.day_ms <"
+        " %(end)s AND l.state = 'held' AND l.accelerator_id IS NULL AND l.currency IS NOT NULL AND"
+        f" {_owner(level)} = ANY(%(owners)s) GROUP BY 1, 2",
+        {"start": period.start_ms, "end": period.end_ms, "owners": list(owners)},
+    )
+    sums: dict[str, dict[str, int]] = defaultdict(dict)
+    for row in rows:
+        sums[row.owner][row.currency] = row.unknown_ns
+    return sums
+
+
 def _job_name(name: str | None) -> str:
     """The name of a job; no job is called like the time of which no job is known."""
     return UNKNOWN if name is None else escape_name(name)
