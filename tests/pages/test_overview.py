@@ -721,3 +721,42 @@ def test_idle_money_has_one_number(rated, run, overview, reads):
     assert f"of which held idle {total} USD" in page.text
     assert "corrections of 2025-10: 2.10 of it" in page.text
     assert f"held idle {total}" in page.text.partition("Waste: ")[2]
+
+
+def test_a_team_with_corrections_leads_to_the_number_of_its_statement(
+    rated, run, overview, reads, monkeypatch
+):
+    """Its row is the month's own time, its statement bills corrections of a closed month besides:
+    the overview says by how much they differ, and the two add up.
+    """
+    november_ms = OCTOBER_NIGHT_MS + 10 * DAY
+    monkeypatch.setattr("gpuledger_collector.wiring.read_clock", lambda: november_ms)
+    reads.clock = lambda: november_ms
+    for month in ("2025-09", "2025-10"):
+        assert run("close", "--period", month)[0] == 0
+    rated.capacity(1, 31 * DAY, 41 * DAY, pool="us")
+    rated.evidence(
+        [
+            Held(1, 4, 10 * DAY, 10 * DAY + HOUR, idle=HOUR),
+            Held(1, 4, 32 * DAY, 32 * DAY + 2 * HOUR, idle=2 * HOUR),
+            Held(1, 6, 33 * DAY, 33 * DAY + HOUR, idle=HOUR),
+        ]
+    )
+    assert run("chargeback", "--from", "2025-10-01", "--to", "2025-11-11")[0] == 0
+    page = Page(overview_text(reads, pages.HourlyCache(Outlook)))
+    assert page.faults == []
+    table = next(one for one in page.tables if one.rows[0][-1] == "cost, USD")
+    (vision,) = [row for row in table.rows if row[0] == "vision"]
+    (other,) = [row for row in table.rows if row[0] == "(unattributed)"]
+    assert (vision[-2:], other[-2:]) == (["4.20"] * 2, ["2.10"] * 2)
+    assert (
+        "Statements bill corrections of closed months as well: vision +2.10, held idle +2.10."
+        in page.text
+    )
+    assert (
+        "Most held idle: vision , 4 USD in 2 GPU-hours. Its statement says 6.30: with +2.10 of"
+        " corrections of closed months, a row of their own below." in page.text
+    )
+    view = View(Principal("admin", "a"))
+    statement = pages.statement_page(reads, "team", "vision", "2025-11", view).body.decode()
+    assert "cost 6.30 USD" in Page(statement).text

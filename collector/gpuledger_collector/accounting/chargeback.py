@@ -589,6 +589,21 @@ def most_held_idle(rows: Sequence[ReportRow]) -> ReportRow | None:
     return max(known, key=lambda row: row.idle_cost_micro or 0)
 
 
+def sum_corrections_by_owner(rows: Iterable[ReportRow]) -> dict[str, tuple[int, int]]:
+    """Sum the corrections of closed months in rows of one currency by owner, in minor units: what
+    they cost, and what of it is idle time.
+    """
+    sums: dict[str, tuple[int, int]] = {}
+    for row in rows:
+        if row.correction_of and row.is_billed:
+            cost, idle = sums.get(row.keys[0], (0, 0))
+            sums[row.keys[0]] = (
+                cost + (row.cost_minor or 0),
+                idle + (row.cost_held_idle_minor or 0),
+            )
+    return sums
+
+
 def only_rows(report: Report, condition: Callable[[ReportRow], bool]) -> Report:
     """A report with some of its rows and their totals, each row as it is printed in the whole."""
     rows = tuple(row for row in report.rows if condition(row))

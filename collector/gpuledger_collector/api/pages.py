@@ -18,6 +18,7 @@ from gpuledger_collector.accounting.chargeback import (
     ReportRow,
     cost_by_payer,
     most_held_idle,
+    sum_corrections_by_owner,
     sum_known,
 )
 from gpuledger_collector.accounting.money import MICRO, Money
@@ -367,6 +368,7 @@ def _spend(
     shown = shorten_report(replace(report, rows=tuple(own_rows))).rows
     corrections = [row for row in report.rows if row.currency == currency and row.correction_of]
     highest = max((row.cost_minor or 0 for row in own_rows), default=0)
+    corrected = sum_corrections_by_owner(corrections)
     (waste,) = whole_waste(
         own_rows + corrections, found.has_inventory, imported_ns=found.imported_ns
     )
@@ -378,7 +380,7 @@ def _spend(
         "paid": paid,
         "wasted": None if waste.micro is None else Money(waste.micro, currency),
         "waste": say_waste(waste),
-        "most_idle": _most_idle(own_rows),
+        "most_idle": _most_idle(own_rows, corrected),
         "holders": None if holders is None else _holder_facts(holders, now_ms),
         "free_per_day": next(
             (day for day in found.idle.ongoing.free.per_day if day.currency == currency), None
@@ -396,6 +398,7 @@ def _spend(
             }
             for row in shown
         ],
+        "corrected": _corrected_facts(corrected, currency),
         "corrections": [
             _correction(month, [row for row in corrections if row.correction_of == month])
             for month in sorted({row.correction_of for row in corrections})
@@ -406,14 +409,56 @@ def _spend(
     }
 
 
-def _most_idle(rows: Sequence[ReportRow]) -> dict[str, Any] | None:
-    """The team whose held idle time costs most, for the template."""
+def _corrected_facts(
+    corrected: Mapping[str, tuple[int, int]], currency: str
+) -> dict[str, Any] | None:
+    """What corrections of closed months add to the statements of teams, largest first: to what they
+    pay, and of it to what they held idle.
+    """
+    moved = sorted(
+        ((name, cost, idle) for name, (cost, idle) in corrected.items() if cost or idle),
+        key=lambda team: (-max(abs(team[1]), abs(team[2])), team[0]),
+    )
+    if not moved:
+        return None
+
+    def signed(minor: int) -> str:
+        return Money.from_minor(minor, currency).signed()
+
+    return {
+        "items": [
+            {
+                "name": name,
+                "has_page": forms.is_owner(name),
+                "cost": signed(cost),
+                "idle": signed(idle) if idle else "",
+            }
+            for name, cost, idle in moved[:SHOWN]
+        ],
+        "others": len(moved[SHOWN:]),
+    }
+
+
+def _most_idle(
+    rows: Sequence[ReportRow], corrected: Mapping[str, tuple[int, int]]
+) -> dict[str, Any] | None:
+    """The team whose held idle time costs most, for the template; `corrected` has what its statement
+    counts as well: corrections of closed months.
+    """
     row = most_held_idle(rows)
     if row is None or row.idle_cost_micro is None or row.currency is None:
         return None
-    cost = Money(row.idle_cost_micro, row.currency)
     name = row.keys[0]
-    return {"name": name, "has_page": forms.is_owner(name), "cost": cost, "idle_ns": row.idle_ns}
+    _, idle_minor = corrected.get(name, (0, 0))
+    whole = Money.from_minor((row.cost_held_idle_minor or 0) + idle_minor, row.currency)
+    return {
+        "name": name,
+        "has_page": forms.is_owner(name),
+        "cost": Money(row.idle_cost_micro, row.currency),
+        "idle_ns": row.idle_ns,
+        "corrected": Money.from_minor(idle_minor, row.currency) if idle_minor else None,
+        "whole": whole,
+    }
 
 
 def _spend_charts(found: SpendOverTime, view: View) -> dict[str, Any]:
