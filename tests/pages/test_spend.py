@@ -34,7 +34,7 @@ def ask(reads, who=ANYBODY, by="", days=None, narrowed=None, **dates):
 
 
 def amount(text):
-    return Decimal(text.replace(",", ""))
+    return Decimal(text.replace(",", "").removeprefix("<"))
 
 
 def test_its_amounts_are_those_of_the_chargeback(rated, run, reads):
@@ -228,3 +228,54 @@ def test_days_that_nobody_rated_are_not_zero(rated, reads):
     hours = Page(ask(reads, start="2025-10-30", end="2025-10-31"))
     assert hours.faults == []
     assert "spread over the hours by the GPU-time" in hours.text
+
+
+@pytest.mark.parametrize("who", [ANYBODY, VISION], ids=["finance", "viewer"])
+def test_an_hour_leads_to_its_own_jobs(rated, reads, who):
+    """What each job held in it, and the part of its day's cost: they add up to what the page says of
+    the hour, and over all hours to the day of each job.
+    """
+    dates = {"start": "2025-10-03", "end": "2025-10-04"}
+    day = Page(ask(reads, who, by="team", **dates))
+    (steps,) = [table.rows[1:-1] for table in day.tables if table.rows[0][-1] == "its part, USD"]
+    paid = {row[0].partition(" vision")[0]: amount(row[1]) for row in steps if amount(row[1])}
+    links = sorted({link for link in day.links if "&at=2025-10-03T" in link and "#jobs" in link})
+    assert {re.search(r"at=2025-10-03T(\d\d)%3A00Z#jobs", link)[1] for link in links} >= {
+        name[-5:-3] for name in paid
+    }
+    held, cost = defaultdict(Decimal), defaultdict(Decimal)
+    for name, whole in paid.items():
+        hour = f"2025-10-03T{name[-5:]}Z"
+        asked = spend_page.AskedRange(dates["start"], dates["end"], None)
+        view = View.narrow(who, {})
+        page = Page(text_of(spend_page.spend_page(reads, view, asked, "team", hour)))
+        assert page.faults == []
+        rows = [row for row in page.table("job").rows[1:] if row[-1].endswith(" USD")]
+        assert abs(sum(amount(row[-1].removesuffix(" USD")) for row in rows) - whole) <= len(
+            rows
+        ) / Decimal(100)
+        for row in rows:
+            held[row[0]] += amount(row[2])
+            cost[row[0]] += amount(row[-1].removesuffix(" USD"))
+        assert "The jobs of the whole day" in page.text
+        leads = f"/fleet?at={hour.replace(':', '%3A')}&color=owner"
+        assert (leads in page.links) == (who is ANYBODY)
+        assert any(link.startswith("/jobs/slurm") for link in page.links)
+    listed = [row for row in day.table("job").rows[1:] if row[-1].endswith(" USD")]
+    assert listed
+    for row in listed:
+        assert abs(held[row[0]] - amount(row[2])) < 1
+        assert abs(cost[row[0]] - amount(row[-1].removesuffix(" USD"))) <= Decimal("0.05")
+
+
+def test_an_hour_that_is_none_shows_the_jobs_of_the_range(rated, reads):
+    """One outside of the range, and one of a range that is shown by days."""
+    hour = "2025-10-09T05:00Z"
+    for dates in (("2025-10-03", "2025-10-04"), ("2025-10-01", "2025-11-01")):
+        asked = spend_page.AskedRange(*dates, None)
+        text = text_of(
+            spend_page.spend_page(reads, View.narrow(VISION, {}), asked, "project", hour)
+        )
+        assert "What each job held and cost" in Page(text).text
+    with pytest.raises(ValueError, match="never"):
+        spend_page.spend_page(reads, View.narrow(VISION, {}), asked, "project", "never")

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
-from gpuledger_collector.accounting.period import Calendar, Period
+from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, parse_instant
 from gpuledger_collector.accounting.spend_over_time import CurrencySpend, SpendOverTime
 from gpuledger_collector.accounting.spend_series import GROUPINGS, HOUR
 from gpuledger_collector.api.context import ReadContext
@@ -22,10 +22,12 @@ from gpuledger_collector.api.narrowing import Narrowing
 from gpuledger_collector.api.page_routes import PageRoute, View, csv_file, page, require_view
 from gpuledger_collector.export import html, spend
 from gpuledger_collector.export import statement as forms
+from gpuledger_collector.export.fleet_map import hour_name
 from gpuledger_collector.export.list_form import list_form
-from gpuledger_collector.export.site import Link, address
+from gpuledger_collector.export.site import FLEET, Link, Site, address
 from gpuledger_collector.services.absence import explain_absence
 from gpuledger_collector.services.billing_calendar import calendar_of
+from gpuledger_collector.services.hour_jobs import HourJobs, find_hour, list_hour_jobs
 from gpuledger_collector.services.owner_names import list_teams
 from gpuledger_collector.services.rated_period import read_extent
 from gpuledger_collector.services.runs import RunList, list_runs
@@ -77,18 +79,24 @@ def router(context: ReadContext) -> APIRouter:
         start: Annotated[str, Query(alias="from")] = "",
         end: Annotated[str, Query(alias="to")] = "",
         days: Annotated[str, Query(pattern="^([1-9][0-9]{0,4})?$")] = "",
+        at: str = "",
         view: View = wanted,
     ) -> Response:
-        """Spend over time by team, project, model, pool or state."""
+        """Spend over time by team, project, model, pool or state; `at`: with the jobs of the hour
+        that holds this instant, where the range is shown by hours.
+        """
         asked = AskedRange(start, end, int(days) if days else None)
-        return spend_page(context, view, asked, by)
+        return spend_page(context, view, asked, by, at)
 
     return routes
 
 
-def spend_page(context: ReadContext, view: View, asked: AskedRange, by: str = "") -> Response:
+def spend_page(
+    context: ReadContext, view: View, asked: AskedRange, by: str = "", at: str = ""
+) -> Response:
     """The page, or every group in every bucket as CSV."""
     now_ms = context.now_ms
+    at_ms = parse_instant(at) if at else None
     by = by or ("project" if "team" in (view.owner or {}) else "team")
     with context.database.transaction(read_only=True) as connection:
         extent = read_extent(connection, now_ms)
@@ -99,8 +107,11 @@ def spend_page(context: ReadContext, view: View, asked: AskedRange, by: str = ""
             first, last = days_of(calendar, period)
             return csv_file(spend.AMOUNTS.csv_rows(amounts), "spend", by, first, last)
         found = read_spend(connection, period, by, now_ms, view.owner)
-        jobs = None
-        if view.owner is not None or found.step == HOUR:
+        jobs, hour_jobs = None, None
+        if (hour := find_hour(found, at_ms)) is not None:
+            whose = (view.owner, view.reader.owner)
+            hour_jobs = list_hour_jobs(connection, found, hour, *whose, MOST_JOBS)
+        elif view.owner is not None or found.step == HOUR:
             jobs = list_runs(connection, period, view.owner or {}, view.reader.owner, top=MOST_JOBS)
         absence = None
         if not found.currencies and not found.unpriced_ns:
@@ -120,7 +131,7 @@ def spend_page(context: ReadContext, view: View, asked: AskedRange, by: str = ""
         now_ms,
         has_csv=True,
         periods=(),
-        extra={"by": by, **asked.parameters()},
+        extra={"by": by, **asked.parameters(), "at": "" if hour_jobs is None else at},
     )
     links = SpendLinks(view, asked, found)
     first, after = days_of(calendar, period)
@@ -143,6 +154,7 @@ def spend_page(context: ReadContext, view: View, asked: AskedRange, by: str = ""
         range_links=links.ranges(extent.months[:MOST_MONTHS], calendar.month_of(now_ms)),
         currencies=[_currency_facts(found, each, links) for each in found.currencies],
         jobs=None if jobs is None else _job_facts(jobs),
+        hour=None if hour_jobs is None else _hour_facts(hour_jobs, calendar, site),
         job_filter=view.filters.parameters(),
     )
     return page(text, site=site)
@@ -176,8 +188,11 @@ class SpendLinks:
         if found.step == HOUR and at >= 0:
             bucket = found.calendar.day_of(bucket.start_ms)
         first, after = days_of(found.calendar, bucket)
-        anchor = "#jobs" if found.step == HOUR else ""
-        return address(spend.SPEND, {**owner, "by": by, "from": first, "to": after}) + anchor
+        parameters = {**owner, "by": by, "from": first, "to": after}
+        if found.step != HOUR or at < 0:
+            return address(spend.SPEND, parameters) + ("#jobs" if found.step == HOUR else "")
+        hour = hour_name(found.buckets[at].start_ms)
+        return address(spend.SPEND, {**parameters, "at": hour}) + "#jobs"
 
     def of_period(self, period: Period) -> str:
         """The same in another period; empty: it is this one."""
@@ -252,6 +267,23 @@ def _currency_facts(
             (forms.budget_facts(status), links.of_period(status.period)) for status in each.budgets
         ],
         "flow": None if each.flow is None else spend.flow_facts(each.flow),
+    }
+
+
+def _hour_facts(jobs: HourJobs, calendar: Calendar, site: Site) -> Mapping[str, Any]:
+    """The jobs of an hour, with where the whole day and the fleet of that hour are."""
+    start_ms = jobs.hour.start_ms
+    at_ms = start_ms - start_ms % HOUR_MS
+    return {
+        "name": spend.name_hour(jobs.hour, calendar),
+        "rows": jobs.items,
+        "others": jobs.others,
+        "others_ns": jobs.others_gpu_ns,
+        "others_cost": jobs.others_cost,
+        "day_path": site.with_filters(at="") + "#jobs",
+        "fleet_path": address(FLEET, {"at": hour_name(at_ms), "color": "owner"})
+        if site.sees_fleet
+        else "",
     }
 
 

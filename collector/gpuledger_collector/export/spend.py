@@ -135,6 +135,11 @@ def bucket_label(bucket: Period, step: str, calendar: Calendar) -> str:
     return f"{date:%b} {date.year}" if step == MONTH else f"{date.day} {date:%b}"
 
 
+def name_hour(hour: Period, calendar: Calendar) -> str:
+    """An hour of a day: `5 Nov, 14:00 to 15:00`."""
+    return f"{bucket_label(hour, HOUR, calendar)} to {_clock(hour.end_ms, calendar)}"
+
+
 def name_range(calendar: Calendar, period: Period) -> str:
     """The first and the last day of a range, as people say them."""
     first, last = (calendar.date_of(at_ms) for at_ms in (period.start_ms, period.end_ms - 1))

@@ -13,11 +13,14 @@ from gpuledger_collector.storage.cancellation import admit_lines, line_limit
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select_as
 
+WORKLOAD = "workload"
+"""What held a GPU, by its number: hours are weighed by it, days are added up without it."""
 _KEYS = {
     **{level: f"coalesce({column}, '')" for level, column in LEVEL_COLUMNS.items()},
     "pool": "coalesce(l.pool, '')",
     "model": "coalesce(l.gpu_model, '')",
     "state": "''",
+    WORKLOAD: "coalesce(l.workload_id::text, '')",
 }
 _CELLS = """
     WITH own AS MATERIALIZED (
@@ -60,7 +63,7 @@ _HOURS = """
     ), charged AS MATERIALIZED (
         SELECT row_number() OVER () AS line, {key} AS key, l.state, l.currency, l.start_ms,
             least(l.end_ms, %(until)s) AS end_ms, l.accelerator_id,
-            coalesce(l.workload_id, 0) AS workload, abs(l.cost_micro) AS micro
+            coalesce(l.workload_id, 0) AS workload, abs(l.{amount}) AS micro
         FROM charge l LEFT JOIN owner o ON o.id = l.owner_id
         WHERE l.day_ms >= %(start)s AND l.day_ms < %(end)s
             AND least(l.end_ms, %(until)s) > l.start_ms AND l.currency IS NOT NULL AND l.cost_micro IS NOT NULL{own}
@@ -82,7 +85,7 @@ _HOURS = """
     UNION ALL
     SELECT {key} AS key, l.state, l.currency, {amends} AS correction_of,
         width_bucket(l.recorded_ms, %(starts)s::bigint[]) - 1 AS bucket,
-        abs(l.cost_micro)::numeric AS cost_micro, 0 AS idle_micro
+        abs(l.{amount})::numeric AS cost_micro, 0 AS idle_micro
     FROM correction l LEFT JOIN owner o ON o.id = l.owner_id
     WHERE l.booked_day_ms >= %(start)s AND l.booked_day_ms < %(end)s
         AND l.recorded_ms >= %(start)s AND l.recorded_ms < %(end)s
@@ -120,15 +123,18 @@ def spend_by_hour(
     hours: Sequence[Period],
     owner: Mapping[str, str] | None,
     rated_ms: int,
+    amount: str = "cost_micro",
 ) -> list[SpendCell]:
     """Weigh the hours of adjoining days by what was charged in each: a charge by the GPU-time that
     it is for, or as if it were spread evenly from its start to its end where it is for none, and
     no further than the days are rated; a correction belongs to the hour in which it was found.
 
-    The weights of a day add up to about what it cost; only their proportion means something.
+    The weights of a day add up to about what it cost; only their proportion means something, but
+    where nothing is taken back or corrected: there they are what each hour has of the charges.
+    `amount`: `gpu_ns` divides the GPU-time of the same charges instead of their cost.
     """
     own, values = _own(owner)
-    lines = _HOURS.format(key=_KEYS[by], amends=AMENDS, own=own)
+    lines = _HOURS.format(key=_KEYS[by], amends=AMENDS, own=own, amount=amount)
     midnights = {"midnights": [*(day.start_ms for day in days), days[-1].end_ms]}
     return _read_cells(connection, lines, hours, None, {**values, **midnights, "until": rated_ms})
 
