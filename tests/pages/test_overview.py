@@ -20,7 +20,7 @@ from gpuledger_collector.accounting.period import format_instant, parse_instant
 from gpuledger_collector.accounting.state_words import word_of_unpaid
 from gpuledger_collector.api import fleet_pages, pages, spend_page
 from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
-from gpuledger_collector.api.fleet_map_page import fleet_page
+from gpuledger_collector.api.fleet_map_page import fleet_page, gpu_page
 from gpuledger_collector.api.page_routes import HourlyCache, View
 from gpuledger_collector.export import html
 from gpuledger_collector.export.fleet_map import MapAddress
@@ -550,8 +550,8 @@ def test_a_node_with_a_sick_gpu_stands_first(fleet, overview, reads):
     ]
     drawn = fleet_page(reads, MapAddress(None, ColorBy.STATE, "", None, None), View(ANYBODY))
     assert (
-        "degraded : 1 accelerator on b-sick GPU 4 of b-sick , NVIDIA H100 80GB HBM3: slowed by heat"
-        in Page(drawn.body.decode()).text
+        "degraded : 1 accelerator on b-sick GPU 4 of b-sick , NVIDIA H100 80GB HBM3,"
+        " since when is not known: slowed by heat" in Page(drawn.body.decode()).text
     )
 
 
@@ -643,7 +643,7 @@ def test_a_sick_gpu_is_named_with_who_holds_it(fleet, overview, reads, state, se
     page = Page(overview())
     assert page.faults == []
     assert "1 degraded 2 ok of 3 GPUs, each divided one counted once, by its worst" in page.text
-    named = f"GPU 4 of n1 , NVIDIA H100 80GB HBM3: slowed by heat; {who}"
+    named = f"GPU 4 of n1 , NVIDIA H100 80GB HBM3, since when is not known: slowed by heat; {who}"
     assert named in page.text, page.text
     assert "/fleet/gpu/GPU-0002" in page.links
 
@@ -760,3 +760,42 @@ def test_a_team_with_corrections_leads_to_the_number_of_its_statement(
     view = View(Principal("admin", "a"))
     statement = pages.statement_page(reads, "team", "vision", "2025-11", view).body.decode()
     assert "cost 6.30 USD" in Page(statement).text
+
+
+def test_a_sick_gpu_says_since_when(fleet, overview, reads):
+    """On the overview, on the fleet, on its node's page and on its own, which says what to do as
+    well; of a silent node each says since when nobody hears of it.
+    """
+    fleet.capacity(1, 30 * DAY, node="n1")
+    cause = "a row remap waits for a reset"
+    fleet.connection.execute(
+        "UPDATE accelerator SET gpu_index = 4, health = 'degraded', health_cause = %s,"
+        " health_since_ms = %s",
+        (cause, reads.now_ms - 30 * HOUR),
+    )
+    fleet.connection.execute(
+        "UPDATE node SET last_seen_at = to_timestamp(%s)", (reads.now_ms / 1000 - 60,)
+    )
+    since = "since 30 Oct, 06:00, 30 hours ago"
+    for node in (None, "n1"):
+        drawn = fleet_page(reads, MapAddress(node=node), View(ANYBODY)).body.decode()
+        assert f"GPU 4 of n1 , NVIDIA H100 80GB HBM3, {since} : {cause}" in Page(drawn).text
+    assert f"GPU 4 of n1 , NVIDIA H100 80GB HBM3, {since} : {cause};" in Page(overview()).text
+
+    def gpu():
+        page = Page(gpu_page(reads, "GPU-0001", "", "", View(ANYBODY)).body.decode())
+        assert page.faults == []
+        return page.text
+
+    assert f"degraded It has been degraded {since} : {cause}. Next: {next_step(cause)}." in gpu()
+    fleet.connection.execute("UPDATE accelerator SET health_since_ms = NULL")
+    assert f"It is degraded, since when is not known: {cause}." in gpu()
+    fleet.connection.execute("UPDATE accelerator SET health = 'ok', health_cause = ''")
+    assert "ok Well now: it reports no fault." in gpu()
+    fleet.connection.execute(
+        "UPDATE node SET last_seen_at = to_timestamp(%s)", (reads.now_ms / 1000 - 2 * 3600,)
+    )
+    silent = "since 31 Oct, 10:00, 120 minutes ago"
+    assert f"Its node has been silent {silent} : how it is now is not known." in gpu()
+    drawn = fleet_page(reads, MapAddress(), View(ANYBODY)).body.decode()
+    assert f"silent node : 1 accelerator on n1 ({silent} )" in Page(drawn).text

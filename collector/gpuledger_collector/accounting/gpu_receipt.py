@@ -44,8 +44,15 @@ class GpuPart:
     gpu_index: int | None
     health: str
     cause: str
+    health_since_ms: int | None
+    """Since when its reports say this health; None: not known."""
     pool: str
     node: str
+    out_ms: int | None
+    """When it left; None: it is there."""
+    node_status: str
+    seen_ms: int | None
+    """The last sign of life of its node; None: it has none."""
 
 
 @dataclass(frozen=True, slots=True)

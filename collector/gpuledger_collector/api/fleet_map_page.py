@@ -36,6 +36,7 @@ from gpuledger_collector.export import html
 from gpuledger_collector.export.fleet_map import MapAddress, hour_name, parse_pool
 from gpuledger_collector.export.site import FLEET, Site, gpu_path
 from gpuledger_collector.insight.fleet_map import ColorBy, FleetMap, Grain
+from gpuledger_collector.insight.gpu_health import judge_gpu
 from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.fleet_map import MapQuestion, read_fleet_map
 from gpuledger_collector.services.gpu_receipt import UnknownGpu, read_gpu_receipt
@@ -119,6 +120,7 @@ def gpu_page(context: ReadContext, uuid: str, start: str, end: str, view: View) 
         site=site,
         receipt=receipt,
         part=receipt.parts[0],
+        health=judge_gpu(receipt.parts, now_ms),
         days=days,
         steps=_receipt_steps(calendar, site, receipt, now_ms),
         states=receipts.state_rows(receipt),

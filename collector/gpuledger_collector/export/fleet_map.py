@@ -38,6 +38,7 @@ from gpuledger_collector.insight.fleet_map import (
     OK,
     OTHER_TEAMS,
     SICK,
+    SILENT_NODE,
     UNKNOWN,
     USES,
     ColorBy,
@@ -504,15 +505,16 @@ def group_rows(
 
 @dataclass(frozen=True, slots=True)
 class TroubleRow:
-    """What needs attention: the word, how many, on how many nodes, and the first of them; `sick` are
-    the first accelerators that are not well, `others` counts those beyond.
+    """What needs attention: the word, how many, on how many nodes, and the first of them, each with
+    its address and since when it is silent; `sick` are the first accelerators that are not well,
+    `others` counts those beyond.
     """
 
     name: str
     css: str
     accelerators: int
     nodes: int
-    links: tuple[tuple[str, str], ...]
+    links: tuple[tuple[str, str, int | None], ...]
     left_out: int
     sick: tuple[MappedAccelerator, ...]
     others: int
@@ -520,16 +522,28 @@ class TroubleRow:
 
 def trouble_rows(fleet: FleetMap, here: MapAddress) -> list[TroubleRow]:
     """What needs attention, with the first nodes."""
-    return [_trouble(name, items, here) for name, items in fleet.troubles.items()]
+    return [
+        _trouble(name, items, here, fleet.silent_since_ms if name == SILENT_NODE else {})
+        for name, items in fleet.troubles.items()
+    ]
 
 
-def _trouble(name: str, items: Sequence[MappedAccelerator], here: MapAddress) -> TroubleRow:
+def _trouble(
+    name: str,
+    items: Sequence[MappedAccelerator],
+    here: MapAddress,
+    silent_since_ms: Mapping[str, int],
+) -> TroubleRow:
     nodes = list(dict.fromkeys((item.pool, item.node) for item in items))
     links = tuple(
-        (node or "no node", here.with_changes(pool=pool_choice(pool), node=node, by=""))
+        (
+            node or "no node",
+            here.with_changes(pool=pool_choice(pool), node=node, by=""),
+            silent_since_ms.get(node),
+        )
         for pool, node in nodes[:MOST_NAMED]
     )
-    css = CLASSES.get({"silent node": UNOBSERVED, "held idle": IDLE}.get(name, name), "")
+    css = CLASSES.get({SILENT_NODE: UNOBSERVED, "held idle": IDLE}.get(name, name), "")
     sick = tuple(items[:MOST_NAMED]) if name in SICK else ()
     return TroubleRow(
         name=name,

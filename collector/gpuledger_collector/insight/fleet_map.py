@@ -24,6 +24,8 @@ HELD_STATES = (BUSY, IDLE, ACTIVITY_UNKNOWN)
 FAILED, DEGRADED, OK, UNKNOWN = "failed", "degraded", "ok", "unknown"
 NOT_RATED = "(not rated yet)"
 """Held time of which the ledger does not say yet who pays."""
+SILENT_NODE = "silent node"
+"""What is wrong with the accelerators of a node that does not report."""
 FRESH_MS = 15 * 60_000
 """Time for which a reading is taken for now."""
 IDLE_BELOW = 0.01
@@ -113,6 +115,8 @@ class MappedAccelerator:
     use_permille: int | None
     health: str = UNKNOWN
     cause: str = ""
+    health_since_ms: int | None = None
+    """Since when its reports say this health; None: not known."""
     is_silent: bool = False
     is_now: bool = False
     is_rest: bool = False
@@ -152,7 +156,7 @@ class MappedAccelerator:
         if self.is_rest:
             return ""
         if self.is_silent:
-            return "silent node"
+            return SILENT_NODE
         if self.is_now and self.health in SICK:
             return self.health
         state = self.prevailing_state
@@ -329,6 +333,8 @@ class FleetMap:
     teams: Mapping[str, int] = field(default_factory=dict)
     """Number of the color of each team of the ledger, as on boards."""
     node_states: Mapping[str, str] = field(default_factory=dict)
+    silent_since_ms: Mapping[str, int] = field(default_factory=dict)
+    """The last sign of life of each node that is silent now."""
     has_imports: bool = False
     """Whether usage is known that was imported as counts, which has no accelerators; asked of a map
     without any.
@@ -491,7 +497,7 @@ class FleetMap:
             if trouble := self.trouble_of(item):
                 troubles.setdefault(trouble, []).append(item)
         idle = [item for item in self.items if item.is_idle_held]
-        order = ("silent node", *STATES)
+        order = (SILENT_NODE, *STATES)
         found = {name: troubles[name] for name in order if name in troubles}
         return {**found, "held idle": idle} if idle else found
 

@@ -94,6 +94,8 @@ class Ailing:
     mig_instance: str | None
     model: str
     cause: str
+    health_since_ms: int | None
+    """Since when its reports say so; None: not known."""
     state: str | None
     """Held, unallocated, ...; None: no reading says it."""
     job: str

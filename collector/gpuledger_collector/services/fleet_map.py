@@ -167,19 +167,29 @@ def _read_now(
     holders = (
         _by_accelerator(fleet_hours.present_holders(connection, [day])) if with_holders else {}
     )
-    node_states = {node.name: node.state(now_ms) for node in retirements.nodes(connection)}
+    nodes = retirements.nodes(connection)
+    node_states = {node.name: node.state(now_ms) for node in nodes}
+    silent_since_ms = {
+        node.name: node.seen_ms for node in nodes if node_states[node.name] == "silent"
+    }
     items = [
         _latest_of(
             own_rows[-1],
             now_ms,
             holders.get(own_rows[-1].accelerator_id, ()),
-            is_silent=node_states.get(own_rows[-1].node) == "silent",
+            is_silent=own_rows[-1].node in silent_since_ms,
         )
         for own_rows in _rows_by_accelerator(rows)
     ]
     items += _stranded(rows, Period(now_ms, now_ms + HOUR_MS), is_now=True)
     return _map_of(
-        connection, asked, items, until_ms=now_ms, is_rated=True, node_states=node_states
+        connection,
+        asked,
+        items,
+        until_ms=now_ms,
+        is_rated=True,
+        node_states=node_states,
+        silent_since_ms=silent_since_ms,
     )
 
 
@@ -218,6 +228,7 @@ def _item(
         holders=holders,
         health=row.health if is_now else UNKNOWN,
         cause=row.cause if is_now else "",
+        health_since_ms=row.health_since_ms if is_now else None,
     )
 
 
@@ -324,6 +335,7 @@ def _map_of(
     hour: Period | None = None,
     holds: bool | None = None,
     node_states: Mapping[str, str] | None = None,
+    silent_since_ms: Mapping[str, int] | None = None,
 ) -> FleetMap:
     items = _ordered(asked.narrow(items))
     finest = finest_grain(items)
@@ -339,6 +351,7 @@ def _map_of(
         items=items,
         teams=number_teams(connection) if asked.color is ColorBy.OWNER else {},
         node_states=node_states or {},
+        silent_since_ms=silent_since_ms or {},
         has_imports=not items and fleet_hours.has_imported_usage(connection),
         first_ms=fleet_hours.first_instant_ms(connection),
     )

@@ -129,7 +129,7 @@ def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
         Ailing,
         f"""
         SELECT coalesce(n.name, '') AS node, a.uuid, a.gpu_index, nullif(a.mig_instance, '') AS mig_instance,
-            a.model, coalesce(nullif(a.health_cause, ''), a.health) AS cause, l.state,
+            a.model, coalesce(nullif(a.health_cause, ''), a.health) AS cause, a.health_since_ms, l.state,
             coalesce(nullif(w.name, ''), w.external_id, '') AS job, coalesce(w.key, '') AS job_key,
             coalesce(w.user_name, '') AS user
         FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id

@@ -27,6 +27,7 @@ def boards(draw):
                     gpu_index=device,
                     health="ok",
                     cause="",
+                    health_since_ms=None,
                     gpu_micro=draw(SHARES),
                     pool="train",
                     node=f"n{device}",

@@ -309,7 +309,11 @@ class IdCache:
             ids.accelerators.update(elsewhere)
             accelerators = [entry for entry in accelerators if entry[0] not in elsewhere]
             ids.accelerators.update(
-                write_accelerators(connection, [record for _, record, _ in accelerators])
+                write_accelerators(
+                    connection,
+                    [record for _, record, _ in accelerators],
+                    [instant for *_, instant in accelerators],
+                )
             )
             ids.workloads.update(write_workloads(connection, workloads, now_ms))
             ids.attributes.update(
@@ -480,8 +484,14 @@ def held_elsewhere(
     return dict(rows.fetchall())
 
 
-def write_accelerators(connection: Connection, records: list[WireAccelerator]) -> dict[str, int]:
-    """Write rows for new or changed accelerators; return ids by UUID."""
+def write_accelerators(
+    connection: Connection, records: list[WireAccelerator], reported_ms: Sequence[int] = ()
+) -> dict[str, int]:
+    """Write rows for new or changed accelerators; return ids by UUID.
+
+    `reported_ms` says when each was reported like this, 0 or none: not known. Its health has been
+    what it is since the first report that said so.
+    """
     if not records:
         return {}
     fields = (
@@ -504,17 +514,23 @@ def write_accelerators(connection: Connection, records: list[WireAccelerator]) -
     connection.execute(
         """
         INSERT INTO accelerator AS old
-            (uuid, device_uuid, model, mig_instance, gpu_micro, memory_bytes, gpu_index, health, health_cause)
+            (uuid, device_uuid, model, mig_instance, gpu_micro, memory_bytes, gpu_index, health, health_cause,
+            health_since_ms)
         SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::int[], %s::bigint[], %s::int[],
-                             %s::text[], %s::text[])
+                             %s::text[], %s::text[], %s::bigint[])
         ON CONFLICT (uuid) DO UPDATE SET
             device_uuid = CASE WHEN old.gpu_index IS NULL THEN excluded.device_uuid ELSE old.device_uuid END,
             model = excluded.model, mig_instance = excluded.mig_instance,
             gpu_micro = excluded.gpu_micro, memory_bytes = coalesce(excluded.memory_bytes, old.memory_bytes),
             gpu_index = excluded.gpu_index, health = excluded.health, health_cause = excluded.health_cause,
+            health_since_ms = CASE WHEN old.health = excluded.health THEN old.health_since_ms
+                ELSE excluded.health_since_ms END,
             last_seen_at = excluded.last_seen_at
         """,
-        [[getattr(record, name) for record in records] for name in (*fields, "health_cause")],
+        [
+            *([getattr(record, name) for record in records] for name in (*fields, "health_cause")),
+            [at_ms or None for at_ms in reported_ms or [0] * len(records)],
+        ],
     )
     uuids = [record.uuid for record in records]
     return dict(

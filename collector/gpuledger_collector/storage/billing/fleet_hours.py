@@ -30,6 +30,7 @@ class PlacedAccelerator:
     gpu_index: int | None
     health: str
     cause: str
+    health_since_ms: int | None
     gpu_micro: int
     pool: str
     node: str
@@ -78,7 +79,8 @@ class TeamColor:
 
 
 _PLACED = """c.accelerator_id, a.uuid, a.device_uuid AS device, coalesce(nullif(a.model, ''), c.gpu_model) AS model,
-    a.mig_instance, a.gpu_index, a.health, a.health_cause AS cause, c.gpu_micro, c.pool, coalesce(n.name, '') AS node,
+    a.mig_instance, a.gpu_index, a.health, a.health_cause AS cause, a.health_since_ms,
+    c.gpu_micro, c.pool, coalesce(n.name, '') AS node,
     c.in_ms, c.out_ms, c.source"""
 _THERE = """FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id"""
 _NARROWED = """(%(pool)s::text IS NULL AND %(node)s::text IS NULL OR a.device_uuid IN (
@@ -222,7 +224,9 @@ def parts_of_gpu(connection: Connection, uuid: str) -> list[GpuPart]:
         """
         SELECT DISTINCT ON (a.uuid) a.id AS accelerator_id, a.uuid, a.device_uuid AS device,
             coalesce(nullif(a.model, ''), c.gpu_model) AS model, a.mig_instance, a.gpu_index, a.health,
-            a.health_cause AS cause, c.pool, coalesce(n.name, '') AS node
+            a.health_cause AS cause, a.health_since_ms, c.pool, coalesce(n.name, '') AS node, c.out_ms,
+            coalesce(n.status, '') AS node_status,
+            floor(extract(epoch FROM n.last_seen_at) * 1000)::bigint AS seen_ms
         FROM accelerator a JOIN capacity c ON c.accelerator_id = a.id LEFT JOIN node n ON n.id = c.node_id
         WHERE a.uuid = %(uuid)s OR a.device_uuid = %(uuid)s ORDER BY a.uuid, c.in_ms DESC
         """,

@@ -161,6 +161,12 @@ table(
     *optional(sa.Integer, "gpu_index"),
     column("health", TEXT, default="unknown"),
     *texts("health_cause"),
+    column(
+        "health_since_ms",
+        BIG,
+        "since when its reports say this health; null: not known",
+        nullable=True,
+    ),
     column("last_seen_at", INSTANT, default=sa.func.now(), nullable=True),
 )
 
