@@ -21,6 +21,8 @@ from gpuledger_collector.accounting.state_words import word_of_unpaid
 from gpuledger_collector.api import fleet_pages, pages, spend_page
 from gpuledger_collector.api.auth.principal import ANYBODY, Denied, Principal
 from gpuledger_collector.api.fleet_map_page import fleet_page, gpu_page
+from gpuledger_collector.api.list_pages import jobs_page
+from gpuledger_collector.api.narrowing import WHOLE
 from gpuledger_collector.api.page_routes import HourlyCache, View
 from gpuledger_collector.export import html
 from gpuledger_collector.export.fleet_map import MapAddress
@@ -799,3 +801,24 @@ def test_a_sick_gpu_says_since_when(fleet, overview, reads):
     assert f"Its node has been silent {silent} : how it is now is not known." in gpu()
     drawn = fleet_page(reads, MapAddress(), View(ANYBODY)).body.decode()
     assert f"silent node : 1 accelerator on n1 ({silent} )" in Page(drawn).text
+
+
+def test_unknown_hours_lead_to_where_they_are_seen(rated, overview, reads):
+    """What was held without a reading is the column of the jobs that it leads to, most of it first;
+    what nobody observed, days of the proof that only who sees the fleet may open.
+    """
+    page = Page(overview())
+    assert {"/trust?state=unobserved", "/jobs?sort=unknown"} <= set(page.links)
+    parts = re.findall(r"([\d.,]+) (?:GPU-hours )?held without a reading", page.text)
+    assert parts
+    asked = (View.narrow(ANYBODY, {}), WHOLE, "", "unknown", "none")
+    jobs = Page(jobs_page(reads, *asked).body.decode())
+    assert jobs.faults == []
+    table = jobs.table("job").rows
+    column = table[0].index("without a reading")
+    hours = [Decimal(row[column].replace("<", "")) for row in table[1:]]
+    assert hours == sorted(hours, reverse=True)
+    assert abs(sum(hours) - sum(map(Decimal, parts))) <= len(hours) * Decimal("0.1")
+    viewer = Page(overview(Principal("viewer", "v", owner={"team": HOSTILE})))
+    assert "held without a reading" in viewer.text
+    assert not any(link.startswith("/trust") for link in viewer.links)
