@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dashboards.grafana import (
     COUNT,
+    EXACT,
     GREEN,
     MODEL_WIDTH,
     MONEY,
@@ -13,6 +14,7 @@ from dashboards.grafana import (
     Board,
     chosen,
     column,
+    name_colors,
     series,
     stat,
     table,
@@ -111,13 +113,13 @@ BOARD = Board(
                     "Held: all that the server cost; used: without idle time. Where weights changed"
                     " in the range, the mean of its days by tokens; empty where nothing was counted.",
                     TOKEN_PRICES.format(where=PRICED, coverage=COVERAGE),
-                    MONEY,
+                    EXACT,
                     width=24,
                     height=6,
                     decimals=3,
                     overrides=(
                         column("server", unit="string"),
-                        column("cost", decimals=0),
+                        column("cost", unit=MONEY, decimals=0),
                         column("weights", unit="string"),
                         column(
                             "idle share",
@@ -185,9 +187,10 @@ BOARD = Board(
                         SERVER_NAMES,
                         "price",
                     ),
-                    MONEY,
+                    EXACT,
                     interval="1d",
                     decimals=3,
+                    overrides=name_colors(),
                 ),
                 series(
                     "Tokens a day, by tenant",

@@ -54,6 +54,18 @@ def test_every_chart_by_name_is_in_the_list():
     }
 
 
+def test_names_that_are_marked_have_the_colors_of_their_marks():
+    """Without them Grafana would color by order, and the marks would say nothing."""
+    marked = {
+        (name, panel["title"]): color_of(panel, f"a name{grafana.MARK}")
+        for name, board in BOARDS.items()
+        for panel in panels(board)
+        if any(f"repeat('{grafana.MARK}'" in each.get("rawSql", "") for each in panel["targets"])
+    }
+    assert len(marked) > len(NAMED)
+    assert set(marked.values()) == {grafana.NAME_PALETTE[0]}
+
+
 @pytest.mark.skipif(
     shutil.which("promtool") is None, reason="no prometheus (apt-get install prometheus)"
 )

@@ -101,6 +101,16 @@ def test_money_has_separators_of_thousands():
     assert money == EXACT_MONEY
 
 
+def test_prices_of_tokens_keep_their_zeros():
+    """0.660 beside 0.323: parts of a unit of money need no separators."""
+    found = {panel["title"]: panel["fieldConfig"]["defaults"] for _, panel in EVERY}
+    for title in (
+        "A million tokens, by server ($currency)",
+        "A million input tokens at held cost, by day ($currency)",
+    ):
+        assert (found[title]["unit"], found[title]["decimals"]) == ("none", 3)
+
+
 def test_hours_are_named_without_a_currency():
     """Hours are in no currency; the description says whose hours they are."""
     titles = [(name, panel["title"]) for name, panel in EVERY if "hours" in panel["title"]]
