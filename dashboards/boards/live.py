@@ -97,9 +97,9 @@ BOARD = Board(
             "Now",
             (
                 stat(
-                    "GPUs",
+                    "Accelerators",
                     "Accelerators that agents show.",
-                    promql(f"count(gpu_health_status{GPU})", "GPUs"),
+                    promql(f"count(gpu_health_status{GPU})", "accelerators"),
                     COUNT,
                 ),
                 stat(
@@ -213,6 +213,7 @@ BOARD = Board(
                     COUNT,
                     width=12,
                     height=9,
+                    decimals=0,
                 ),
             ),
         ),
@@ -238,6 +239,7 @@ BOARD = Board(
                     ),
                     COUNT,
                     width=8,
+                    decimals=0,
                 ),
                 series(
                     "CPU use of agents",
@@ -275,12 +277,12 @@ BOARD = Board(
                     (
                         promql(
                             "histogram_quantile(0.5,"
-                            f" {rate('gpuledger_ingest_answer_seconds_bucket', 'le')})",
+                            f" {rate('gpuledger_ingest_answer_seconds_bucket', 'le')}) >= 0",
                             "half",
                         ),
                         promql(
                             "histogram_quantile(0.99,"
-                            f" {rate('gpuledger_ingest_answer_seconds_bucket', 'le')})",
+                            f" {rate('gpuledger_ingest_answer_seconds_bucket', 'le')}) >= 0",
                             "99 of 100",
                         ),
                     ),
@@ -302,6 +304,7 @@ BOARD = Board(
                     ),
                     COUNT,
                     width=8,
+                    decimals=0,
                 ),
             ),
         ),

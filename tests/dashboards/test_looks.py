@@ -111,6 +111,26 @@ def test_prices_of_tokens_keep_their_zeros():
         assert (found[title]["unit"], found[title]["decimals"]) == ("none", 3)
 
 
+def expressions(panel):
+    return [target["expr"] for target in panel["targets"] if "expr" in target]
+
+
+def test_counts_are_whole_and_quantiles_are_numbers():
+    """Prometheus extrapolates an increase to fractions, and a quantile of nothing is NaN, which the
+    legend's mean would be, too.
+    """
+    counts = [
+        panel for _, panel in EVERY if any("increase(" in text for text in expressions(panel))
+    ]
+    assert len(counts) >= 3
+    assert {panel["fieldConfig"]["defaults"].get("decimals") for panel in counts} == {0}
+    quantiles = [
+        text for _, panel in EVERY for text in expressions(panel) if "histogram_quantile(" in text
+    ]
+    assert quantiles
+    assert [text for text in quantiles if not text.endswith(" >= 0")] == []
+
+
 def test_hours_are_named_without_a_currency():
     """Hours are in no currency; the description says whose hours they are."""
     titles = [(name, panel["title"]) for name, panel in EVERY if "hours" in panel["title"]]
