@@ -321,6 +321,11 @@ BOARD = Board(
                             cell="auto",
                             links=[link("This node", "gpuledger-node", NODE_OF_ROW, keep=KEEP)],
                         ),
+                        # States are numbers here, whose names Grafana would put on the right.
+                        {
+                            "matcher": {"id": "byRegexp", "options": "/^GPU /"},
+                            "properties": [{"id": "custom.align", "value": "left"}],
+                        },
                     ),
                 ),
             ),
@@ -447,6 +452,7 @@ BOARD = Board(
                     width=24,
                     height=9,
                     interval="5m",
+                    decimals=1,
                     limits=(0, 1),
                 ),
             ),

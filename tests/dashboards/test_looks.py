@@ -179,6 +179,17 @@ def test_a_cell_of_the_matrix_names_its_gpu():
     assert "var-accelerator=${__field.name:percentencode}" in url
 
 
+def test_the_names_of_the_matrix_stand_over_its_words():
+    """Its states are numbers, whose names Grafana would put on the right."""
+    (panel,) = [panel for _, panel in EVERY if panel["title"] == "State of every GPU"]
+    (align,) = [
+        override["properties"]
+        for override in panel["fieldConfig"]["overrides"]
+        if override["matcher"] == {"id": "byRegexp", "options": "/^GPU /"}
+    ]
+    assert align == [{"id": "custom.align", "value": "left"}]
+
+
 def test_no_chart_reaches_far_beyond_what_it_draws():
     """A fixed range in the future would be empty from the end of a quarter on."""
     for name, panel in EVERY:
