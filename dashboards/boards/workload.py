@@ -248,10 +248,8 @@ BOARD = Board(
                     height=4,
                     overrides=(
                         *(column(name, width=140) for name in ("workload", "name")),
-                        *(
-                            column(name, width=85)
-                            for name in ("kind", "user", "account", "team", "project")
-                        ),
+                        *(column(name, width=85) for name in ("kind", "user", "account", "team")),
+                        column("project", width=140),
                         *(
                             column(name, unit="time:YYYY-MM-DD HH:mm", width=140)
                             for name in ("from", "until")
