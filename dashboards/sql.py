@@ -322,7 +322,7 @@ TOKEN_PRICES = f"""
     SELECT l.server, {_PRICES},
         1 - sum(l.used_micro) / nullif(sum(l.cost_micro), 0) AS "idle share", {{coverage}} AS coverage,
         sum(l.cost_micro) / {MICRO} AS cost,
-        CASE WHEN count(DISTINCT l.weights) = 1 THEN min(l.weights) END AS weights
+        CASE WHEN count(DISTINCT l.weights) = 1 THEN min(l.weights) ELSE 'changed' END AS weights
     FROM inference_day l, LATERAL (
         SELECT split_part(l.weights, ':', 1)::numeric AS input, split_part(l.weights, ':', 2)::numeric AS cached,
             split_part(l.weights, ':', 3)::numeric AS output
