@@ -380,14 +380,18 @@ def stat(
     decimals: int | None = None,
     steps: Steps = PLAIN,
     each_row: bool = False,
+    orientation: str = "auto",
     **more: Any,
 ) -> Panel:
-    """One number in large type; `each_row`: one a row, named by the row's text."""
+    """One number in large type; `each_row`: one a row, named by the row's text.
+
+    `orientation`: `horizontal` gives several a line each, of the same size.
+    """
     options = {
         "colorMode": "value",
         "graphMode": "none",
         "justifyMode": "auto",
-        "orientation": "auto",
+        "orientation": orientation,
         "reduceOptions": {
             "calcs": [] if each_row else ["lastNotNull"],
             "fields": "",

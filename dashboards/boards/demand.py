@@ -185,6 +185,7 @@ SCARCEST = stat(
     limits=(0, 1),
     steps=((None, VERMILION), (0.05, ORANGE), (0.15, GREEN)),
     each_row=True,
+    orientation="horizontal",
 )
 
 TO_FLEET = link("State of every GPU", "gpuledger-fleet", "${datasource:queryparam}")
@@ -606,7 +607,8 @@ BOARD = Board(
                 table(
                     "Pools over the range",
                     "Where GPUs are scarce and where they are idle: daily means of held GPUs, over"
-                    " full days that were observed.",
+                    " full days that were observed. Capacity is that of the bill: boards count in"
+                    " full, with what no MIG instance of them covers (stranded).",
                     f"""
                   SELECT pool, model, 1 - max(held) / nullif(max(there), 0) AS headroom, avg(held) AS "mean",
                       max(held) AS "busiest day", avg(there) AS capacity

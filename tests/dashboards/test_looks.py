@@ -179,6 +179,12 @@ def test_a_cell_of_the_matrix_names_its_gpu():
     assert "var-accelerator=${__field.name:percentencode}" in url
 
 
+def test_models_of_a_column_have_a_line_each():
+    """Two beside each other and one below have three sizes, as if one mattered most."""
+    (panel,) = [panel for _, panel in EVERY if panel["title"] == "Headroom of the scarcest models"]
+    assert panel["options"]["orientation"] == "horizontal"
+
+
 def test_the_names_of_the_matrix_stand_over_its_words():
     """Its states are numbers, whose names Grafana would put on the right."""
     (panel,) = [panel for _, panel in EVERY if panel["title"] == "State of every GPU"]
