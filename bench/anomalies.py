@@ -65,6 +65,7 @@ from gpuledger_collector.insight.anomalies.baseline import RollingBaseline, roll
 from gpuledger_collector.insight.anomalies.causes import find_storms
 from gpuledger_collector.insight.anomalies.spending_findings import STORM
 from gpuledger_collector.insight.findings import WorkloadUsage
+from gpuledger_collector.insight.notifications import anomaly_floors
 from gpuledger_collector.insight.series import Series
 from gpuledger_collector.services.anomaly_search import find_anomalies
 
@@ -130,10 +131,14 @@ class Case:
 
 
 class Alarms:
-    """First and last hour of each alarm of a series of so many hours; they may overlap."""
+    """First and last hour of each alarm of a series of so many hours; they may overlap.
 
-    def __init__(self, spans, hours):
+    `per_day` has what a day of a storm costs: only its own job counts.
+    """
+
+    def __init__(self, spans, hours, per_day=()):
         self.spans = sorted(spans)
+        self.per_day = dict(per_day)
         self._hours = hours
 
     def __len__(self):
@@ -252,10 +257,17 @@ def labeled_case(name, copy, seed, cost, gpus, events, workloads):
         price,
         workloads,
         long_running,
-        [(storm.opened_ms // HOUR, storm.until_ms // HOUR) for storm in storms],
+        [storm_hours(storm) for storm in storms],
         rolling_baseline(Series(name, 0, HOUR, values)),
         rolling_baseline(Series(name, 0, HOUR, long_running)),
     )
+
+
+def storm_hours(storm):
+    """First and last hour in which a storm is known, and the GPU-hours of a day of it."""
+    held = sum(run.gpu_ns for run in storm.runs) / 3.6e12
+    hours = max(1.0, (storm.until_ms - storm.begin_ms) / HOUR)
+    return storm.opened_ms // HOUR, storm.until_ms // HOUR, 24 * held / hours
 
 
 def flags(case, tuning=TUNED):
@@ -269,14 +281,14 @@ def flags(case, tuning=TUNED):
         judged = detect(series, case.price, case.long_running, tuning)
     spans = [(episode.first, episode.last) for episode in group_episodes(judged)]
     # A storm is no alarm of its own where one has begun with it.
-    storms = [
-        (first, last)
-        for first, last in case.storms
+    storms = {
+        (first, last): gpu_hours
+        for first, last, gpu_hours in case.storms
         if not any(
             begin <= last and end >= first and begin >= first - MERGE_HOURS for begin, end in spans
         )
-    ]
-    return Alarms([*spans, *storms], len(case.gpus))
+    }
+    return Alarms([*spans, *storms], len(case.gpus), storms)
 
 
 BUSY = 0.8
@@ -398,6 +410,109 @@ def episodes_with_causes(case):
     with patch("gpuledger_collector.insight.anomalies.spending_findings.explain", record):
         ledger(case)
     return seen
+
+
+def usual_costs(cases):
+    """What GPUs cost before each day, by company (the cases of a family with one set of injections)
+    and day: as the collector has it from rated days, here of known hours.
+    """
+    companies = {}
+    for case in cases:
+        companies.setdefault((case.family, case.copy, case.seed), []).append(case)
+    usual = {}
+    for company, teams in companies.items():
+        for day in range(len(teams[0].cost) // 24 + 1):
+            days = min(day, anomaly_floors.USUAL_DAYS)
+            micros = {
+                (team.name, "USD"): micro(np.nanmean(part) * 24 * days)
+                for team in teams
+                if np.isfinite(part := team.cost[24 * (day - days) : 24 * day]).any()
+            }
+            usual[company, day] = anomaly_floors.UsualCosts(
+                days, {"USD": sum(micros.values())}, micros
+            )
+    return usual
+
+
+def micro(amount):
+    """A cost in micro-units."""
+    return round(float(amount) * 1_000_000)
+
+
+def mailed(judge_loop, case, alarms, usual):
+    """The alarms that are mailed by themselves, from the hour on in which they are."""
+    spans = []
+    for first, last in alarms.spans:
+        gpu_hours = alarms.per_day.get((first, last))
+        for hour in range(first, last + 1):
+            if gpu_hours is None:
+                hours = hour - first + 1
+                back = 168 * -(-hours // 168)
+                now, before = (
+                    np.nansum(case.cost[max(0, first - ago) : max(0, hour + 1 - ago)])
+                    for ago in (0, back)
+                )
+                per_day = (now - before) * 24 / hours
+            else:
+                per_day = gpu_hours * judge_loop.PRICE
+            episode = SimpleNamespace(team=case.name, currency="USD", per_day_micro=micro(per_day))
+            company = case.family, case.copy, case.seed
+            if not usual[company, (hour + 1) // 24].is_small(episode):
+                spans.append((hour, last))
+                break
+    return Alarms(spans, len(alarms))
+
+
+def report_floors(judge_loop, cases, scores):
+    """Print what shares of what is usual hold back: of alarms in clean weeks, and of injections that
+    are found, with what they cost a day by that of their company.
+    """
+    usual = usual_costs(cases)
+    clean = {case.name: case.cost for case in cases if case.copy == "clean"}
+    print(
+        "\n| of all, % | of the team, % | alarms | mails | false in clean weeks | mailed | found"
+        " injections | mailed | the largest that is not, % of all | their cost of all found, % |"
+        f"\n|{'---|' * 10}"
+    )
+    for shares in option("floors", "0:0,0.5:50,1:50,1:100,2:50,2:100,3:50,3:100,5:100").split(","):
+        of_all, of_team = (float(share) for share in shares.split(":"))
+        with (
+            patch.object(anomaly_floors, "PERCENT_OF_ALL", of_all),
+            patch.object(anomaly_floors, "PERCENT_OF_TEAM", of_team),
+        ):
+            mails = [
+                mailed(judge_loop, case, score, usual)
+                for case, score in zip(cases, scores, strict=True)
+            ]
+        counts = np.zeros(4, dtype=int)
+        found, held = [], []
+        for case, score, mail in zip(cases, scores, mails, strict=True):
+            judged = judge_loop.alarms(score, 0.5, 1)
+            sent = judge_loop.alarms(mail, 0.5, 1)
+            counts += [
+                len(judged),
+                len(sent),
+                *((case.copy == "clean") * len(each) for each in (judged, sent)),
+            ]
+            day = usual[(case.family, case.copy, case.seed), len(case.cost) // 24]
+            whole = day.all_micro["USD"] / 1e6 / day.days
+            for _, start, end, anomalous in case.events:
+                extra = np.nanmean((case.cost - clean[case.name])[start:end]) * 24 / whole
+                if anomalous and is_hit(judged, start, end):
+                    found.append(extra)
+                    if not is_hit(sent, start, end):
+                        held.append(extra)
+        print(
+            f"| {of_all:g} | {of_team:g} | {counts[0]} | {counts[1]} | {counts[2]} | {counts[3]} |"
+            f" {len(found)} | {len(found) - len(held)} | {100 * max(held, default=0):.1f} |"
+            f" {100 * sum(held) / sum(found):.1f} |",
+            flush=True,
+        )
+
+
+def is_hit(spans, start, end):
+    """Whether an injection is found, as the loop says it."""
+    return any(last >= start and start - 12 <= first < end for first, last in spans)
 
 
 def figures(judge_loop, cases, scores, threshold=0.5, hours=1):
@@ -531,7 +646,14 @@ def main() -> int:
     chosen = {left_out: chooser.choose(left_out) for left_out in (*FAMILIES, None)}
     # Requests choose nothing: they are shown with what all clusters choose.
     scores = [flags(case, chosen.get(left_out_of(case), chosen[None])) for case in cases]
+    usual = usual_costs(cases)
     report(judge_loop, "gpuledger, left out", cases, scores)
+    report(
+        judge_loop,
+        "mailed, left out",
+        cases,
+        [mailed(judge_loop, case, score, usual) for case, score in zip(cases, scores, strict=True)],
+    )
     report(judge_loop, "gpuledger, as shipped", cases, [flags(case) for case in cases])
     report(
         judge_loop,
@@ -543,6 +665,7 @@ def main() -> int:
     for left_out, tuning in chosen.items():
         print(f"without {left_out or 'none'}: {asdict(tuning)}")
     print(f"ships: {asdict(TUNED)}")
+    report_floors(judge_loop, cases, scores)
     at_once(judge_loop, place, seeds)
     return 0
 
@@ -602,7 +725,7 @@ def case_without(part, case):
         storms = find_storms(case.name, case.workloads.runs(), 0)
         case = replace(
             case,
-            storms=[(storm.opened_ms // HOUR, storm.until_ms // HOUR) for storm in storms],
+            storms=[storm_hours(storm) for storm in storms],
         )
     return part.case(case) if part.case else case
 

@@ -700,7 +700,7 @@ def hook(settings: Settings, channel: str) -> WebhookTransport:
 
 def notification_writers(settings: Settings) -> MailWriters:
     """Create the writers of notifications, with links where they are configured."""
-    from gpuledger_collector.notifications import finding_mail
+    from gpuledger_collector.notifications import finding_mail, spending_week_mail
     from gpuledger_collector.services.finding_notifications import MailWriters
 
     links, pages = ack_links(settings), page_links(settings)
@@ -708,6 +708,7 @@ def notification_writers(settings: Settings) -> MailWriters:
         partial(finding_mail.idle, links=links, pages=pages),
         partial(finding_mail.anomaly, links=links, pages=pages),
         partial(finding_mail.summary, pages=pages),
+        partial(spending_week_mail.spending_week, links=links, pages=pages),
     )
 
 

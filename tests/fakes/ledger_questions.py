@@ -28,7 +28,7 @@ from fakes.prometheus import WRITE, headers, one, pod, scrape, snappy
 from gpuledger_collector import wiring
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.tokens import Token
-from gpuledger_collector.notifications import finding_mail
+from gpuledger_collector.notifications import finding_mail, spending_week_mail
 from gpuledger_collector.services.finding_notifications import MailWriters, notify_findings
 from gpuledger_collector.services.hourly_usage import ALWAYS
 from gpuledger_collector.services.idle_search import find_idle
@@ -244,6 +244,7 @@ WRITERS = MailWriters(
     lambda *told: finding_mail.idle(*told, links=None),
     lambda *told: finding_mail.anomaly(*told, links=None),
     finding_mail.summary,
+    spending_week_mail.spending_week,
 )
 
 

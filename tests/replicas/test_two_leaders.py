@@ -17,6 +17,7 @@ from fakes.idle_day import furnish
 from fakes.ledger import findings
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
 from gpuledger_collector.notifications import finding_mail as finding_mail
+from gpuledger_collector.notifications import spending_week_mail
 from gpuledger_collector.services.finding_notifications import MailWriters, notify_findings
 from gpuledger_collector.services.idle_search import find_idle
 from gpuledger_collector.services.scaling_advice import advise_scaling
@@ -78,7 +79,12 @@ def test_notifications_are_written_once(fleet, findings, run, dsn, tmp_path):
     find_idle(findings, OCTOBER + DAY)
     (tmp_path / "ledger.toml").write_text(CONTACT)
     assert run("apply", tmp_path / "ledger.toml")[0] == 0
-    writers = MailWriters(finding_mail.idle, finding_mail.anomaly, finding_mail.summary)
+    writers = MailWriters(
+        finding_mail.idle,
+        finding_mail.anomaly,
+        finding_mail.summary,
+        spending_week_mail.spending_week,
+    )
     books = [Database(dsn) for _ in range(LEADERS)]
     at_once(lambda number: notify_findings(books[number], OCTOBER + DAY + number, writers))
     told = rows(dsn, "SELECT recipient, key, count(*) FROM outbox GROUP BY 1, 2")

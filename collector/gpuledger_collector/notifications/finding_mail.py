@@ -320,9 +320,8 @@ def anomaly(
     cause = str(evidence.get("cause", ""))
     names = {
         "name": _subject_of(evidence),
-        "whom": _users_text(notice.users) or "the team",
+        "whom": users_text(notice.users) or "the team",
     }
-    headline = HEADLINES.get(cause, "unusual spending").format_map(names)
     actions = [("See the hours and the workloads", "gpuledger anomalies")]
     link = None
     if links is not None:
@@ -335,19 +334,34 @@ def anomaly(
         to_do = IT_ENDED if is_over else TO_DO[cause]
         actions.insert(0, (to_do.format_map(names), SEE_RATES if cause == "price" else ""))
     return MailPage(
-        subject=f"[GPU spending] {safe_name(finding.subject, 80)}: {headline}, {_pace_text(finding)}"
-        f" since {instant(finding.since_ms)}",
+        subject=f"[GPU spending] {headline(finding)}, {pace_text(finding)} since"
+        f" {instant(finding.since_ms)}",
         verdict=_anomaly_verdict(finding, who),
         blocks=[
             MailBlock(f"Spending of {who}", "", _anomaly_rows(notice), (), link),
             *_anomaly_blocks(finding),
         ],
-        why="You are notified of each such episode once.",
+        why=_why_anomaly(notice),
         tone=BAD if (finding.cost_micro or 0) >= 0 else CALM,
         open=None if pages is None else ("Open the episode", pages.anomalies(finding.subject)),
         actions=actions,
         notes=[f"Amounts are exact, {AT_LISTED_RATES}.{_estimate_note(finding)}"],
     ).content()
+
+
+def headline(finding: Finding) -> str:
+    """Whose spending it is, and what it is about: `vision: new workload sweep-0 and others`."""
+    text = HEADLINES.get(str(finding.evidence.get("cause", "")), "unusual spending")
+    return f"{safe_name(finding.subject, 80)}: {text.format(name=_subject_of(finding.evidence))}"
+
+
+def _why_anomaly(notice: AnomalyNotice) -> str:
+    if notice.collected_ms is None:
+        return "You are notified of each such episode once."
+    return (
+        "You are notified of each such episode once; of this one again, since it has grown after"
+        f" the mail of {day(notice.collected_ms)}, which had it among small ones."
+    )
 
 
 def _first_workload(evidence: Mapping[str, Any]) -> str:
@@ -369,14 +383,14 @@ def _change_text(finding: Finding) -> str:
     return f"{Money(abs(cost), finding.currency or '')} {'more' if cost >= 0 else 'less'}"
 
 
-def _pace_text(finding: Finding) -> str:
+def pace_text(finding: Finding) -> str:
     """`USD 412.00 a day more` of what goes on and costs more, else what it came to."""
     if finding.resolved_ms is not None or not finding.per_day_micro or finding.per_day_micro < 0:
         return _change_text(finding)
     return f"{Money(finding.per_day_micro, finding.currency or '')} a day more"
 
 
-def _spent_text(finding: Finding) -> str:
+def spent_text(finding: Finding) -> str:
     """What the episode cost in all, and the same hours before; empty where that is not known."""
     before = finding.evidence.get("before_micro")
     if before is None or finding.cost_micro is None:
@@ -401,7 +415,7 @@ def _use_text(evidence: Mapping[str, Any]) -> str:
     return f"GPUs of {name}{others} were busy in {round(100 * busy_ms / known_ms)} % of their time"
 
 
-def _users_text(users: Sequence[str]) -> str:
+def users_text(users: Sequence[str]) -> str:
     """The first users by name, and how many others there are."""
     names = [safe_name(user, 60) for user in users]
     if len(names) > MAX_USERS:
@@ -445,10 +459,10 @@ def _anomaly_rows(notice: AnomalyNotice) -> list[tuple[str, str]]:
     state = "ongoing, seen up to" if finding.resolved_ms is None else "ended"
     rows = [("When", f"since {instant(finding.since_ms)}, {state} {instant(finding.until_ms)}")]
     if notice.users:
-        rows.append(("Run by", _users_text(notice.users)))
+        rows.append(("Run by", users_text(notice.users)))
     if use := _use_text(finding.evidence):
         rows.append(("Use", use))
-    spent = _spent_text(finding)
+    spent = spent_text(finding)
     rows.append(
         ("Cost", spent) if spent else ("Change", str(Money(finding.cost_micro or 0, currency)))
     )

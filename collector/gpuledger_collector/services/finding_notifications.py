@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.insight.findings import WORKLOADS, Finding
 from gpuledger_collector.insight.notifications.finding_rules import (
     ANOMALY,
+    COLLECTED,
     IDLE,
     AnomalyNotice,
     Contact,
@@ -24,7 +26,9 @@ from gpuledger_collector.insight.notifications.finding_rules import (
     IdleWorkload,
     Notification,
     Section,
+    SpendingWeek,
     WeeklySummary,
+    anomaly_subject,
     find_same_episode,
     is_intended,
     must_escalate,
@@ -33,6 +37,7 @@ from gpuledger_collector.insight.notifications.finding_rules import (
     team_contact,
 )
 from gpuledger_collector.insight.notifications.messages import Content, Message
+from gpuledger_collector.services.small_anomalies import anomaly_floors, list_due_collections
 from gpuledger_collector.services.weekly_summaries import list_due_summaries
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.findings.idle_workloads import idle_workloads
@@ -48,7 +53,11 @@ from gpuledger_common.plurals import plural
 HISTORY_MS = 90 * DAY_MS
 """Notifications that ended longer ago than this are not read."""
 MAX_AGE_MS = 2 * DAY_MS
-"""An anomaly that was opened longer ago than this is not worth a first notification."""
+"""A notified anomaly that is not ongoing is closed once it is older than this."""
+MAX_FIRST_AGE_MS = 14 * DAY_MS
+"""An anomaly that was opened longer ago than this is not worth a first notification; a small one was
+told in the mail of a week by then.
+"""
 SUMMARY = "summary"
 
 
@@ -59,6 +68,7 @@ class MailWriters:
     idle: Callable[[IdleNotice], Content]
     anomaly: Callable[[AnomalyNotice], Content]
     summary: Callable[[WeeklySummary], Content]
+    spending_week: Callable[[SpendingWeek], Content]
 
 
 @dataclass
@@ -71,6 +81,7 @@ class NotificationReport:
     escalated: int = 0
     closed: int = 0
     anomalies: int = 0
+    collected: int = 0
     summaries: int = 0
     unreachable: int = 0
     messages: list[Message] = field(default_factory=list)
@@ -80,7 +91,8 @@ class NotificationReport:
         return (
             f"{plural(self.idle, 'idle episode')} notified, {self.escalated} escalated,"
             f" {self.closed} ended, {plural(self.anomalies, 'spending episode')} notified,"
-            f" {self.summaries} weekly summaries, {self.unreachable} without an address"
+            f" {self.collected} in a mail of the week, {self.summaries} weekly summaries,"
+            f" {self.unreachable} without an address"
         )
 
 
@@ -94,6 +106,7 @@ def notify_findings(
         if contacts:
             run.notify_idle()
             run.notify_anomalies()
+            run.send_spending_weeks()
             run.send_summaries()
         return run.report
 
@@ -107,6 +120,7 @@ class _Run:
         self._connection, self._contacts = connection, contacts
         self._at_ms, self._writers = at_ms, writers
         self.report = NotificationReport()
+        self._floors = cache(partial(anomaly_floors, connection, at_ms))
 
     def notify_idle(self) -> None:
         """Notify owners of new episodes, and leads of those to which nobody responded."""
@@ -267,28 +281,33 @@ class _Run:
 
     def notify_anomalies(self) -> None:
         """Notify of each spending episode once, however it grows; only a later one is notified
-        again,
-        unless somebody said of its kind that it is intended.
+        again, unless somebody said of its kind that it is intended.
+
+        One that was told in the mail of a week is notified again when it is small no more.
         """
         known = finding_notifications.recent(self._connection, ANOMALY, self._at_ms - HISTORY_MS)
         ongoing = finding_notifications.ongoing_anomalies(self._connection, self._at_ms)
         keys = {finding.key for finding in ongoing}
-        floors = {
-            floor.currency: floor.amount_micro
-            for floor in notification_rules.anomaly_floors(self._connection)
-        }
         acknowledgments = finding_notifications.anomaly_acknowledgments(self._connection)
         self._close_ended(known, keys)
+        alone = [notification for notification in known if not notification.is_collected]
+        collected = [notification for notification in known if notification.is_collected]
         for finding in ongoing:
-            subject = f"{finding.subject}:{finding.currency or ''}"
-            same = find_same_episode(known, finding, subject)
+            subject = anomaly_subject(finding)
+            same = find_same_episode(alone, finding, subject)
             if same is not None:
-                known[known.index(same)] = self._grown(same, finding)
-            elif is_intended(finding, acknowledgments, self._at_ms):
+                alone[alone.index(same)] = self._grown(same, finding)
                 continue
-            # Looked at in each run: a small episode may grow.
-            elif (finding.cost_micro or 0) >= floors.get(finding.currency or "", 0):
-                self._notify_team(finding, subject)
+            told = find_same_episode(collected, finding, subject)
+            if told is not None:
+                collected[collected.index(told)] = told = self._grown(told, finding)
+            if not (
+                is_intended(finding, acknowledgments, self._at_ms)
+                or (told is not None and told.is_acknowledged(self._at_ms))
+                # Looked at in each run: a small episode may grow.
+                or not self._floors().is_reached(finding)
+            ):
+                self._notify_team(finding, told)
 
     def _close_ended(self, known: Sequence[Notification], ongoing: Set[str]) -> None:
         """Close what is ongoing no more, once it is too old to go on as the same episode."""
@@ -314,27 +333,72 @@ class _Run:
             finding_notifications.update(self._connection, grown)
         return grown
 
-    def _notify_team(self, finding: Finding, subject: str) -> None:
+    def _notify_team(self, finding: Finding, told: Notification | None) -> None:
         contact = team_contact(self._contacts, finding.team)
         recipients = contact.recipients or contact.leads
-        if not recipients or finding.opened_ms < self._at_ms - MAX_AGE_MS:
+        is_old = told is None and finding.opened_ms < self._at_ms - MAX_FIRST_AGE_MS
+        if not recipients or is_old:
             return
+        notice = self._add_anomaly(finding.key, finding, recipients)
+        if notice is not None:
+            self.report.anomalies += 1
+            if told is not None:
+                notice = replace(notice, collected_ms=told.notified_ms)
+            content = self._writers.anomaly(notice)
+            self._put(f"{ANOMALY}/{notice.notification_id}", ANOMALY, recipients, content)
+
+    def _add_anomaly(
+        self, key: str, finding: Finding, recipients: tuple[str, ...]
+    ) -> AnomalyNotice | None:
+        """A notification of an episode, stored; None when there is one with this key already."""
         notification_id = self._add(
-            key=finding.key,
+            key=key,
             kind=ANOMALY,
-            subject=subject,
+            subject=anomaly_subject(finding),
             team=finding.team,
             recipients=recipients,
             findings=(finding.key,),
             since_ms=finding.since_ms,
             until_ms=finding.until_ms,
         )
-        if notification_id is not None:
-            self.report.anomalies += 1
-            users = self._users_of(finding)
-            notice = AnomalyNotice(notification_id, finding, self._at_ms, users)
-            content = self._writers.anomaly(notice)
-            self._put(f"{ANOMALY}/{notification_id}", ANOMALY, recipients, content)
+        if notification_id is None:
+            return None
+        return AnomalyNotice(notification_id, finding, self._at_ms, self._users_of(finding))
+
+    def send_spending_weeks(self) -> None:
+        """Tell what was not mailed by itself in the last week, in the first run of a week."""
+        known = finding_notifications.recent(self._connection, ANOMALY, self._at_ms - HISTORY_MS)
+        acknowledgments = finding_notifications.anomaly_acknowledgments(self._connection)
+        due = list_due_collections(
+            self._connection, self._contacts, self._floors, known, acknowledgments, self._at_ms
+        )
+        for episodes in due:
+            notices = [
+                notice
+                for finding in episodes.findings
+                if (
+                    notice := self._add_anomaly(
+                        f"{COLLECTED}{finding.key}", finding, episodes.recipients
+                    )
+                )
+                is not None
+            ]
+            if not notices:
+                continue
+            self.report.collected += len(notices)
+            week = SpendingWeek(
+                episodes.week.start_ms,
+                episodes.week.end_ms,
+                episodes.zone,
+                tuple(notices),
+                all(self._floors().usual.is_small(notice.finding) for notice in notices),
+            )
+            self._put(
+                f"{ANOMALY}/{notices[0].notification_id}",
+                ANOMALY,
+                episodes.recipients,
+                self._writers.spending_week(week),
+            )
 
     def _users_of(self, finding: Finding) -> tuple[str, ...]:
         """The users of what a finding is about, by name."""

@@ -23,7 +23,7 @@ from fakes.replicas import until as wait_until
 from fakes.rich_ledger import CLOSED, OPEN, rich
 from gpuledger_collector.api import admission
 from gpuledger_collector.mcp.tools import TOOLS
-from gpuledger_collector.notifications import finding_mail
+from gpuledger_collector.notifications import finding_mail, spending_week_mail
 from gpuledger_collector.services.finding_notifications import MailWriters, notify_findings
 from gpuledger_collector.storage.database import Database
 
@@ -233,7 +233,12 @@ def find(rich, dsn):
             "evidence": json.dumps(evidence),
         }
         rich.connection.execute(FINDING, row)
-    writers = MailWriters(finding_mail.idle, finding_mail.anomaly, finding_mail.summary)
+    writers = MailWriters(
+        finding_mail.idle,
+        finding_mail.anomaly,
+        finding_mail.summary,
+        spending_week_mail.spending_week,
+    )
     report = notify_findings(Database(dsn), NOW_MS, writers)
     assert (report.idle, report.anomalies) == (1, 1)
 

@@ -15,14 +15,16 @@ from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from fakes.surfaces import CENT, MICRO, Surfaces, table
 from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.insight.findings import AT_LISTED_RATES
-from gpuledger_collector.notifications import finding_mail
+from gpuledger_collector.notifications import finding_mail, spending_week_mail
 from gpuledger_collector.services.finding_notifications import MailWriters, notify_findings
 from gpuledger_collector.storage.database import Database
 from postgres.recommendations.test_recommend import DAYS as WINDOW_DAYS
 from postgres.recommendations.test_recommend import RATE, minutes, work
 
 pytestmark = pytest.mark.slow
-WRITERS = MailWriters(finding_mail.idle, finding_mail.anomaly, finding_mail.summary)
+WRITERS = MailWriters(
+    finding_mail.idle, finding_mail.anomaly, finding_mail.summary, spending_week_mail.spending_week
+)
 MORE = """
 [[node_cost]]
 name = "cpu"

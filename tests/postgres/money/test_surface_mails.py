@@ -17,7 +17,7 @@ from fakes.fleet import DAY, HOUR, NOW_MS, OCTOBER
 from fakes.idle_day import minutes
 from fakes.rich_ledger import EUROPEAN, OPEN, rich
 from fakes.surfaces import CENT, MICRO, ledger, table
-from gpuledger_collector.notifications import budget_mail, finding_mail
+from gpuledger_collector.notifications import budget_mail, finding_mail, spending_week_mail
 from gpuledger_collector.services.budget_watch import watch_budgets
 from gpuledger_collector.services.finding_notifications import MailWriters, notify_findings
 from gpuledger_collector.services.idle_search import find_idle
@@ -28,7 +28,9 @@ pytestmark = pytest.mark.slow
 DAY_OF = 35 * DAY
 """5 November, after OCTOBER."""
 HOURS = 20
-WRITERS = MailWriters(finding_mail.idle, finding_mail.anomaly, finding_mail.summary)
+WRITERS = MailWriters(
+    finding_mail.idle, finding_mail.anomaly, finding_mail.summary, spending_week_mail.spending_week
+)
 CONTACT = """
 [[contact]]
 team = "speech"

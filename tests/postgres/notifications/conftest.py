@@ -14,6 +14,7 @@ from fakes.idle_day import furnish
 from fakes.ledger import Run, findings, fleet, run
 from fakes.worlds import world
 from gpuledger_collector.notifications import finding_mail as finding_mail
+from gpuledger_collector.notifications import spending_week_mail
 from gpuledger_collector.notifications.links import AckLinks
 from gpuledger_collector.services.finding_notifications import (
     MailWriters,
@@ -30,6 +31,7 @@ WRITERS = MailWriters(
     partial(finding_mail.idle, links=LINKS),
     partial(finding_mail.anomaly, links=LINKS),
     finding_mail.summary,
+    partial(spending_week_mail.spending_week, links=LINKS),
 )
 CONTACTS = """
 [[contact]]

@@ -127,7 +127,7 @@ def test_a_writer_that_stops_anywhere_tells_once(
     put = outbox_module.insert
     monkeypatch.setattr(outbox_module, "insert", lambda *given: (put(*given), dies())[0])
     with pytest.raises(KeyboardInterrupt):
-        notify_findings(Database(dsn), OCTOBER + DAY, MailWriters(words, words, words))
+        notify_findings(Database(dsn), OCTOBER + DAY, MailWriters(words, words, words, words))
     monkeypatch.undo()
     assert outbox(idle_day) == []
     threads = [threading.Thread(target=write, args=(1,)) for _ in range(2)]
@@ -592,7 +592,7 @@ def test_a_budgets_mail_names_what_could_be_given_back(idle_day, connect) -> Non
 def test_the_commands(idle_day, apply, run, dsn) -> None:
     """What was told is listed, can be said to be meant so, and a dry run writes to nobody."""
     apply(CONTACTS)
-    notify_findings(Database(dsn), OCTOBER + DAY, MailWriters(*(3 * [lambda _: Content("s", "t")])))
+    notify_findings(Database(dsn), OCTOBER + DAY, MailWriters(*(4 * [lambda _: Content("s", "t")])))
     code, out, _ = run("notifications", "list")
     assert code == 0
     assert re.search(r"train-yolo +ada@example\.org", out)

@@ -58,6 +58,8 @@ NEW_MS = DAY_MS
 """A name is new when its first run began at most so long before its episode: spending stands out
 hours after what makes it.
 """
+ARRIVALS = 4
+"""Runs of new names that began one after the other, and have not ended, pile up from so many on."""
 TENTH_DIGITS = 5
 """Digits of micro-GPUs below a tenth of a GPU."""
 MOST_OF_RISE = 0.5
@@ -320,7 +322,20 @@ def _new(case: AnomalyCase) -> AnomalyCause | None:
     # All of what rose needs no number; others may cost less at the same time.
     if share < case.rise:
         sentence += f": {100 * share // case.rise} % of what rose"
-    return AnomalyCause(NEW, sentence, tuple(new[:5]))
+    return AnomalyCause(NEW, sentence + _arrivals_text(runs), tuple(new[:5]))
+
+
+def _arrivals_text(runs: Sequence[WorkloadRun]) -> str:
+    """That runs pile up: none has ended, and they begin in even steps. Their pace so far says less
+    than what comes of them.
+    """
+    starts = sorted(run.start_ms for run in runs)
+    steps = [after - before for before, after in pairwise(starts)]
+    if len(runs) < ARRIVALS or not all(run.ongoing for run in runs):
+        return ""
+    if not 0 < max(steps) <= 2 * min(steps):
+        return ""
+    return f"; none has ended, and another begins every {lasting(median(steps))}"
 
 
 def _sizes_text(runs: Sequence[WorkloadRun]) -> str:

@@ -32,6 +32,8 @@ LINK_MS = 14 * DAY_MS
 """How long the link of a notification is valid."""
 MAX_ACK_DAYS = 90
 ANYBODY = "*"
+COLLECTED = "collected:"
+"""Begins the key of a notification of an episode that was told in the mail of a week, with others."""
 NOT_SEEN = "not seen for 45 minutes"
 NOT_NOTIFIED = "its people were not notified yet"
 SCANCEL, EVICT = "scancel", "evict"
@@ -165,9 +167,16 @@ class Notification:
     closed_ms: int | None = None
 
     @property
+    def is_collected(self) -> bool:
+        """Whether it was told in the mail of a week: once it is no longer small, it is mailed by
+        itself.
+        """
+        return self.key.startswith(COLLECTED)
+
+    @property
     def deduplication_key(self) -> str:
         """What it is about (see deduplication_key_of)."""
-        return deduplication_key_of(self.key, self.subject)
+        return deduplication_key_of(self.key.removeprefix(COLLECTED), self.subject)
 
     def is_acknowledged(self, at_ms: int) -> bool:
         """Whether somebody acknowledged it, and that is still in force."""
@@ -241,12 +250,29 @@ class IdleNotice:
 
 @dataclass(frozen=True, slots=True)
 class AnomalyNotice:
-    """Content of a mail about anomalous spending; `users` run what it is about, as far as known."""
+    """Content of a mail about anomalous spending; `users` run what it is about, as far as known.
+
+    `collected_ms`: it was told in the mail of a week then, and has grown since.
+    """
 
     notification_id: int
     finding: Finding
     at_ms: int
     users: tuple[str, ...] = ()
+    collected_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpendingWeek:
+    """Episodes of a week that were not mailed by themselves; `is_small`: all of them were below
+    what is.
+    """
+
+    start_ms: int
+    end_ms: int
+    zone: str
+    notices: tuple[AnomalyNotice, ...]
+    is_small: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +318,11 @@ class WeeklySummary:
     ended: int
     unreachable: tuple[str, ...] = ()
     before: IdleWeek | None = None
+
+
+def anomaly_subject(finding: Finding) -> str:
+    """The owner and the currency of unusual spending."""
+    return f"{finding.subject}:{finding.currency or ''}"
 
 
 def deduplication_key_of(key: str, subject: str) -> str:

@@ -237,6 +237,15 @@ def count_rated_days(connection: Connection) -> int:
     return select_number(connection, "SELECT count(*) FROM conservation_check") or 0
 
 
+def last_rated_days(connection: Connection, before_ms: int, count: int) -> list[int]:
+    """The beginnings of the last so many rated days before an instant, the latest first."""
+    return select_values(
+        connection,
+        "SELECT day_ms FROM conservation_check WHERE day_ms < %s ORDER BY 1 DESC LIMIT %s",
+        (before_ms, count),
+    )
+
+
 def sum_held_ns(connection: Connection, period: Period) -> int:
     """Sum the GPU-nanoseconds that were held on the rated days of a period."""
     query = "SELECT sum(held_ns) FROM conservation_check WHERE day_ms >= %s AND day_ms < %s"
