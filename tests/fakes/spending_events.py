@@ -21,6 +21,7 @@ from gpuledger_collector.insight.anomalies.team_spending import (
     spending_by_team,
 )
 from gpuledger_collector.insight.findings import WORKLOADS, Finding, WorkloadUsage
+from gpuledger_collector.insight.notifications.anomaly_floors import USUAL_DAYS, UsualCosts
 from gpuledger_collector.insight.notifications.finding_rules import AnomalyNotice
 
 START = 20_740 * DAY_MS
@@ -157,6 +158,20 @@ def furnish() -> World:
         begin_ms = EVENT + hour * HOUR_MS
         world.hold("search", "train", begin_ms, 6 * HOUR_MS, 12)
     return world
+
+
+def usual_costs(world: World) -> UsualCosts:
+    """What the teams cost on the 28 days before the events; nobody else holds anything."""
+    end_ms = EVENT - EVENT % DAY_MS
+    teams = {
+        (name, "USD"): sum(
+            priced.cost_micro
+            for priced in world.team(name).usage
+            if end_ms - USUAL_DAYS * DAY_MS <= priced.usage.rating_interval_ms < end_ms
+        )
+        for name in sorted({use.pool for use in world.usage})
+    }
+    return UsualCosts(USUAL_DAYS, {"USD": sum(teams.values())}, teams)
 
 
 def first_notices() -> Iterator[AnomalyNotice]:

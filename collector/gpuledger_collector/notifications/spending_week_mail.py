@@ -59,8 +59,8 @@ def spending_week(
         verdict=_verdict(week, cost),
         blocks=blocks,
         why=(
-            "You get this on the first day of a week after one with such episodes. What is small,"
-            " and whether it is mailed, a floor says that is declared: [[anomaly_floor]]."
+            "You get this on the first day of a week that follows one with such episodes. A floor"
+            " that you declare ([[anomaly_floor]]) takes the place of what is small by itself."
         ),
         tone=CALM,
         open=None
@@ -82,8 +82,8 @@ def _verdict(week: SpendingWeek, cost: str) -> str:
     count = len(week.notices)
     came = "It came to" if count == 1 else "Together they came to"
     small = (
-        f": a day of {'it' if count == 1 else 'each'} is less than {PERCENT_OF_ALL} % of what all"
-        f" GPUs cost a day, and less than {PERCENT_OF_TEAM} % of what the team's cost"
+        f": a day of {'it' if count == 1 else 'each'} costs less than {PERCENT_OF_ALL} % of what a"
+        f" day of all GPUs costs, and less than {PERCENT_OF_TEAM} % of a day of the team's"
         if week.is_small
         else ""
     )

@@ -25,13 +25,14 @@ from gpuledger_collector.insight.notifications.finding_rules import (
     IdleWeek,
     IdleWorkload,
     Section,
+    SpendingWeek,
     WastedUsage,
     WeeklySummary,
     reclaim_command,
 )
 from gpuledger_collector.insight.notifications.messages import Content, Message
 from gpuledger_collector.insight.notifications.reclaim_rules import ReclaimAction
-from gpuledger_collector.notifications import digest_mail
+from gpuledger_collector.notifications import digest_mail, spending_week_mail
 from gpuledger_collector.notifications import finding_mail as finding_mail
 from gpuledger_collector.notifications.links import AckLinks, PageLinks
 from gpuledger_collector.notifications.mime import compose
@@ -126,6 +127,39 @@ ANOMALY = Finding(
         "rates": [{"pool": "train", "model": "H100", "before": "2.49", "now": "2.75"}],
     },
 )
+
+
+def _small(number: int, dollars: int, **changed: object) -> AnomalyNotice:
+    """An episode that was too small for a mail of its own."""
+    evidence = {
+        "days_before": 7,
+        "before_micro": 2_000_000,
+        "cause": "retry storm",
+        "sentence": "11 runs of eval of 10 minutes each in 2 hours",
+        "workloads": ["eval"],
+    }
+    finding = replace(
+        ANOMALY,
+        key=f"anomaly:vision:USD:{number}",
+        state="usage",
+        cost_micro=dollars * 1_000_000,
+        per_day_micro=2 * dollars * 1_000_000,
+        evidence=evidence,
+    )
+    return AnomalyNotice(number, replace(finding, **changed), NOW, ("ada",))
+
+
+SMALL = SpendingWeek(
+    parse_date("2026-11-09"),
+    parse_date("2026-11-16"),
+    "UTC",
+    (
+        _small(22, 9, subject="ads", team="ads"),
+        _small(23, 7, resolved_ms=NOW),
+        _small(24, -1, resolved_ms=NOW),
+    ),
+    is_small=True,
+)
 WEEK = WeeklySummary(
     "vision",
     parse_date("2026-11-09"),
@@ -211,6 +245,15 @@ CASES: dict[str, Content] = {
         LINKS,
     ),
     "anomaly": finding_mail.anomaly(AnomalyNotice(21, ANOMALY, NOW), LINKS, PAGES),
+    "anomaly-grown": finding_mail.anomaly(
+        AnomalyNotice(21, ANOMALY, NOW, ("ada",), collected_ms=NOW - 2 * DAY_MS), LINKS, PAGES
+    ),
+    "anomalies-week": spending_week_mail.spending_week(SMALL, LINKS, PAGES),
+    "anomalies-many": spending_week_mail.spending_week(
+        replace(
+            SMALL, notices=tuple(_small(30 + number, 5) for number in range(22)), is_small=False
+        )
+    ),
     "summary": finding_mail.summary(WEEK, PAGES),
     "acted": finding_mail.write_reclaim_mail(ACTION, JOB),
     "digest": digest_mail.write(Digest("ada@example.org", NOW, "Europe/Berlin", TOLD)),

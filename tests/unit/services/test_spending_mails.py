@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.spending_events import EVENT, first_notices
+from fakes.spending_events import EVENT, first_notices, furnish, usual_costs
 from gpuledger_collector.accounting.period import HOUR_MS
 from gpuledger_collector.notifications import finding_mail
 
@@ -58,6 +58,21 @@ def test_each_is_found_with_what_is_behind_it(notices):
     """Within fifteen hours, by its cause: what began shortly before is new, not grown from nothing."""
     assert {team: notice.finding.evidence["cause"] for team, notice in notices.items()} == FOUND
     assert all(0 < notice.at_ms - EVENT <= 15 * HOUR_MS for notice in notices.values())
+
+
+def test_what_is_small_beside_the_company_is_no_mail_of_its_own(notices):
+    """A storm of USD 23 a day, where all GPUs cost USD 5,000 a day and the team's 85; without a
+    declared floor.
+    """
+    usual = usual_costs(furnish())
+    small = {team for team, notice in notices.items() if usual.is_small(notice.finding)}
+    assert small == {"speech"}
+
+
+def test_runs_that_pile_up_are_told_before_they_are_many(texts):
+    """Five of forty: their pace so far is little."""
+    assert "none has ended, and another begins every 3 hours" in texts["robotics"]
+    assert "another begins" not in texts["ads"], "all began at once"
 
 
 def test_each_says_what_it_costs_since_when_and_what_to_do(notices, texts):

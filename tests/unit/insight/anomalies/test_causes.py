@@ -180,6 +180,23 @@ def test_names_never_seen_before_are_new():
     )
 
 
+def test_new_runs_that_pile_up_are_said_to():
+    """Four that go on, in even steps; not where one has ended, all began at once, or they are few."""
+    runs = [
+        replace(run(f"replica-{at}", FRIDAY + 3 * at * HOUR_MS, 40 - 3 * at, 1), ongoing=True)
+        for at in range(4)
+    ]
+    moved = {each.name: 100 for each in runs}
+
+    def sentence(runs):
+        return explain(case([*past(many=3), *runs], moved)).sentence
+
+    assert sentence(runs).endswith("; none has ended, and another begins every 3 hours")
+    assert "another" not in sentence([*runs[:3], replace(runs[3], ongoing=False)])
+    assert "another" not in sentence([replace(each, start_ms=FRIDAY) for each in runs])
+    assert "another" not in sentence(runs[:3])
+
+
 def test_the_same_workloads_on_more_gpus_scale_up():
     serve = [run("chat", FRIDAY - 7 * DAY_MS, 168, 2), run("chat", FRIDAY, 48, 3)]
     told = explain(case(serve, {"chat": 500}))
