@@ -412,15 +412,15 @@ def episodes_with_causes(case):
     return seen
 
 
-def usual_costs(cases):
-    """What GPUs cost before each day, by company (the cases of a family with one set of injections)
-    and day: as the collector has it from rated days, here of known hours.
+def usual_costs(cases, company=lambda case: case.family):
+    """What GPUs cost before each day, by company with one set of injections and day: as the
+    collector has it from rated days, here of known hours.
     """
     companies = {}
     for case in cases:
-        companies.setdefault((case.family, case.copy, case.seed), []).append(case)
+        companies.setdefault((company(case), case.copy, case.seed), []).append(case)
     usual = {}
-    for company, teams in companies.items():
+    for teams in companies.values():
         for day in range(len(teams[0].cost) // 24 + 1):
             days = min(day, anomaly_floors.USUAL_DAYS)
             micros = {
@@ -428,9 +428,8 @@ def usual_costs(cases):
                 for team in teams
                 if np.isfinite(part := team.cost[24 * (day - days) : 24 * day]).any()
             }
-            usual[company, day] = anomaly_floors.UsualCosts(
-                days, {"USD": sum(micros.values())}, micros
-            )
+            costs = anomaly_floors.UsualCosts(days, {"USD": sum(micros.values())}, micros)
+            usual |= {(team.name, team.copy, team.seed, day): costs for team in teams}
     return usual
 
 
@@ -440,72 +439,78 @@ def micro(amount):
 
 
 def mailed(judge_loop, case, alarms, usual):
-    """The alarms that are mailed by themselves, from the hour on in which they are."""
+    """The alarms that are mailed by themselves, from the hour on in which they are; those that cost
+    no more than a week before are none, as in the collector's search.
+    """
     spans = []
     for first, last in alarms.spans:
-        gpu_hours = alarms.per_day.get((first, last))
         for hour in range(first, last + 1):
-            if gpu_hours is None:
-                hours = hour - first + 1
-                back = 168 * -(-hours // 168)
-                now, before = (
-                    np.nansum(case.cost[max(0, first - ago) : max(0, hour + 1 - ago)])
-                    for ago in (0, back)
-                )
-                per_day = (now - before) * 24 / hours
-            else:
-                per_day = gpu_hours * judge_loop.PRICE
+            per_day = per_day_so_far(judge_loop, case, alarms, (first, last), hour)
             episode = SimpleNamespace(team=case.name, currency="USD", per_day_micro=micro(per_day))
-            company = case.family, case.copy, case.seed
-            if not usual[company, (hour + 1) // 24].is_small(episode):
+            day = (hour + 1) // 24
+            if per_day > 0 and not usual[case.name, case.copy, case.seed, day].is_small(episode):
                 spans.append((hour, last))
                 break
     return Alarms(spans, len(alarms))
 
 
-def report_floors(judge_loop, cases, scores):
+def per_day_so_far(judge_loop, case, alarms, span, hour):
+    """What a day of an alarm costs more than the same hours of weeks before, as of an hour of it."""
+    if span in alarms.per_day:
+        return alarms.per_day[span] * judge_loop.PRICE
+    hours = hour - span[0] + 1
+    now, before = (
+        np.nansum(case.cost[max(0, span[0] - ago) : max(0, hour + 1 - ago)])
+        for ago in (0, 168 * -(-hours // 168))
+    )
+    return (now - before) * 24 / hours
+
+
+def report_floors(judge_loop, cases, scores, company, title):
     """Print what shares of what is usual hold back: of alarms in clean weeks, and of injections that
-    are found, with what they cost a day by that of their company.
+    are found, with what a day of them costs by a day of their company.
     """
-    usual = usual_costs(cases)
+    usual = usual_costs(cases, company)
     clean = {case.name: case.cost for case in cases if case.copy == "clean"}
     print(
-        "\n| of all, % | of the team, % | alarms | mails | false in clean weeks | mailed | found"
-        " injections | mailed | the largest that is not, % of all | their cost of all found, % |"
-        f"\n|{'---|' * 10}"
+        f"\n| {title}: of all, % | of the team, % | mails | in clean weeks | in no injection |"
+        " injections told | the dearest that is not, % of all | their part of what all cost, % |"
+        f"\n|{'---|' * 8}"
     )
-    for shares in option("floors", "0:0,0.5:50,1:50,1:100,2:50,2:100,3:50,3:100,5:100").split(","):
+    told = None
+    for shares in option("floors", "0:0,0.5:50,1:25,1:50,1:100,2:50,3:50,5:50").split(","):
         of_all, of_team = (float(share) for share in shares.split(":"))
         with (
             patch.object(anomaly_floors, "PERCENT_OF_ALL", of_all),
             patch.object(anomaly_floors, "PERCENT_OF_TEAM", of_team),
         ):
             mails = [
-                mailed(judge_loop, case, score, usual)
+                judge_loop.alarms(mailed(judge_loop, case, score, usual), 0.5, 1)
                 for case, score in zip(cases, scores, strict=True)
             ]
-        counts = np.zeros(4, dtype=int)
-        found, held = [], []
-        for case, score, mail in zip(cases, scores, mails, strict=True):
-            judged = judge_loop.alarms(score, 0.5, 1)
-            sent = judge_loop.alarms(mail, 0.5, 1)
-            counts += [
-                len(judged),
-                len(sent),
-                *((case.copy == "clean") * len(each) for each in (judged, sent)),
-            ]
-            day = usual[(case.family, case.copy, case.seed), len(case.cost) // 24]
+        costs = {}
+        for case, spans in zip(cases, mails, strict=True):
+            day = usual[case.name, case.copy, case.seed, len(case.cost) // 24]
             whole = day.all_micro["USD"] / 1e6 / day.days
-            for _, start, end, anomalous in case.events:
-                extra = np.nanmean((case.cost - clean[case.name])[start:end]) * 24 / whole
-                if anomalous and is_hit(judged, start, end):
-                    found.append(extra)
-                    if not is_hit(sent, start, end):
-                        held.append(extra)
+            for kind, start, end, anomalous in case.events:
+                if anomalous and is_hit(spans, start, end):
+                    extra = np.nanmean((case.cost - clean[case.name])[start:end]) * 24
+                    costs[case.name, case.copy, case.seed, kind] = extra / whole
+        told = told or costs
+        held = [cost for key, cost in told.items() if key not in costs]
+        false = [
+            not any(last >= start and first < end for _, start, end, good in case.events if good)
+            for case, spans in zip(cases, mails, strict=True)
+            for first, last in spans
+            if case.copy != "clean"
+        ]
+        in_clean = sum(
+            len(spans) for case, spans in zip(cases, mails, strict=True) if case.copy == "clean"
+        )
         print(
-            f"| {of_all:g} | {of_team:g} | {counts[0]} | {counts[1]} | {counts[2]} | {counts[3]} |"
-            f" {len(found)} | {len(found) - len(held)} | {100 * max(held, default=0):.1f} |"
-            f" {100 * sum(held) / sum(found):.1f} |",
+            f"| {of_all:g} | {of_team:g} | {sum(map(len, mails))} | {in_clean} | {sum(false)} |"
+            f" {len(costs)} | {100 * max(held, default=0):.2f} |"
+            f" {100 * sum(held) / sum(told.values()):.2f} |",
             flush=True,
         )
 
@@ -665,7 +670,9 @@ def main() -> int:
     for left_out, tuning in chosen.items():
         print(f"without {left_out or 'none'}: {asdict(tuning)}")
     print(f"ships: {asdict(TUNED)}")
-    report_floors(judge_loop, cases, scores)
+    report_floors(judge_loop, cases, scores, lambda case: case.family, "each family a company")
+    whole = [pair for pair in zip(cases, scores, strict=True) if pair[0].family in FAMILIES]
+    report_floors(judge_loop, *zip(*whole, strict=True), bool, "all clusters one company")
     at_once(judge_loop, place, seeds)
     return 0
 

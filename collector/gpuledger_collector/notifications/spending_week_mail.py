@@ -42,12 +42,9 @@ def spending_week(
     week: SpendingWeek, links: AckLinks | None = None, pages: PageLinks | None = None
 ) -> Content:
     """The mail about a week's episodes that were not mailed by themselves, the dearest first."""
-    notices = week.notices
+    notices, cost = week.notices, _change_text(week.notices)
     teams = {notice.finding.subject for notice in notices}
-    days = f"{day(week.start_ms, week.zone)} to {day(week.end_ms - 1, week.zone)}"
-    whose = f"{safe_name(next(iter(teams)), 80)}, {days}" if len(teams) == 1 else days
-    episodes = plural(len(notices), f"{'small ' if week.is_small else ''}episode")
-    cost = _change_text(notices)
+    team = teams.pop() if len(teams) == 1 else ""
     blocks = [_block(notice, links) for notice in notices[:MAX_EPISODES]]
     if others := notices[MAX_EPISODES:]:
         rows = [(f"No. {each.notification_id}", _line(each)) for each in others[:MAX_EPISODES]]
@@ -55,7 +52,7 @@ def spending_week(
             rows.append((f"{len(left_out)} more", _change_text(left_out)))
         blocks.append(MailBlock("Cheaper ones", "", rows))
     return MailPage(
-        subject=f"[GPU spending] {whose}: {episodes}, {cost}",
+        subject=f"[GPU spending] {_subject(week, team)}, {cost}",
         verdict=_verdict(week, cost),
         blocks=blocks,
         why=(
@@ -63,18 +60,25 @@ def spending_week(
             " that you declare ([[anomaly_floor]]) takes the place of what is small by itself."
         ),
         tone=CALM,
-        open=None
-        if pages is None
-        else (
-            "Open the episodes",
-            pages.anomalies(next(iter(teams)) if len(teams) == 1 else ""),
-        ),
+        open=None if pages is None else ("Open the episodes", pages.anomalies(team)),
         actions=[("See all of them with their hours and workloads", "gpuledger anomalies")],
         notes=[
             f"Amounts are exact, {AT_LISTED_RATES}, against the same hours a week (or days) before."
             " That they are unusual is an estimate."
         ],
     ).content()
+
+
+def _subject(week: SpendingWeek, team: str) -> str:
+    """Whose episodes they are and how many; of one, what it is about, so that most need not open
+    it.
+    """
+    days = f"{day(week.start_ms, week.zone)} to {day(week.end_ms - 1, week.zone)}"
+    if len(week.notices) == 1:
+        return f"{headline(week.notices[0].finding)}, {days}"
+    small = "small " if week.is_small else ""
+    whose = f"{safe_name(team, 80)}, {days}" if team else days
+    return f"{whose}: {plural(len(week.notices), f'{small}episode')}"
 
 
 def _verdict(week: SpendingWeek, cost: str) -> str:
