@@ -4,7 +4,7 @@ Scaling: the first ten days are history, on which settings are chosen; the rest 
 policy sees the demand up to a step and nothing after it. The baselines are a static peak,
 Kubernetes' default autoscaler, a reactive scaler without headroom, the reactive scaler tuned on the
 history within the same cost, and perfect knowledge. Ours is guarded: it keeps to the cost cap, and
-while that does not bind it has at no step waited more than the tuned reactive scaler.
+while that binds neither it has at no step waited more than the tuned reactive scaler.
 """
 
 from __future__ import annotations

@@ -144,6 +144,10 @@ class CapacityBudget:
         """What may still be spent after these steps; below 0 where more is spent than allowed."""
         return np.asarray(self.cap * demand + self.lent_at(steps) - spent)
 
+    def allows(self, demand: float, spent: float, steps: int) -> bool:
+        """Whether somebody who spent so much after these steps has kept to the cap and the loan."""
+        return spent <= self.cap * demand + self.lent_at(steps) + EPSILON
+
     def lent_at(self, steps: int) -> float:
         """Part of the loan that is not repaid after these steps."""
         return self.lent * max(0.0, 1 - steps / self.lent_steps) if self.lent_steps else 0.0
@@ -158,8 +162,9 @@ class GuardedReplay:
     loan and one step of its busy GPUs, whatever the reference spends; the loan is repaid unless
     demand collapses before. *No dearer forecasts:* once `ratio` x the reference is spent, it orders no more than the
     reference. *No harm:* within the cap it may hold less than the reference only as far as the wait
-    that it has saved pays for the worst that can come of it before new orders serve. So while the
-    cap does not bind, it has at no step waited more than the reference.
+    that it has saved pays for the worst that can come of it before new orders serve. A reference
+    that has itself passed the cap is not followed. So while the cap binds neither, it has at no step
+    waited more.
     """
 
     def __init__(
@@ -231,6 +236,9 @@ class GuardedReplay:
         # first.
         at_stake = np.maximum(theirs[:-1] - ours[:-1], 0.0).sum(axis=0)
         least = theirs[-1] - np.maximum(self._saved_wait - at_stake, 0.0) / self._delay
+        # Money that follows a reference into its quiet hours is missing where demand rises.
+        if not self._budget.allows(self._demand, self._reference_spent, self._steps):
+            least = np.zeros_like(least)
         # Money is a limit that people set, so it beats the wait of a reference that passes it. A node
         # that is bought in part is not bought.
         affordable = self._budget.remaining(self._demand, self._spent, self._steps)

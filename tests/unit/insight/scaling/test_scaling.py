@@ -192,8 +192,8 @@ def guarded(demand, own, reference, delay, node=0.0, lent=0.0, ratio=1.02, cap=9
     lent=st.sampled_from([0, 99]),
 )
 def test_a_guarded_policy_never_waits_more_than_its_reference(seed, delay, node, lent):
-    """Whatever it wants and however demand jumps, while the cap does not bind, at no step has it
-    waited more in sum.
+    """Whatever it wants and however demand jumps, while the cap binds neither, at no step has it waited
+    more in sum.
     """
     rng = np.random.default_rng(seed)
     demand = np.repeat(rng.integers(0, 60, 30), rng.integers(1, 9, 30)).astype(float)
@@ -238,6 +238,17 @@ def test_saved_wait_may_be_spent():
     assert np.maximum(demand - theirs, 0).sum() == 16
     assert ours[-1] == 20.0
     assert theirs[-1] == 24.0
+
+
+def test_a_reference_that_has_passed_the_cap_is_not_followed():
+    """It would leave no money for the rise that the policy foresees."""
+    demand = np.array([10.0] * 30 + [20.0] * 10)
+    reference = np.full(40, 14.0)
+    early = np.where(np.arange(40) < 26, 10.0, 20.0)
+    ours, theirs = guarded(demand, early, reference, 2, cap=1.2)
+    assert theirs[2:30].sum() > 1.2 * demand[2:30].sum()
+    assert ours[2:].sum() <= 1.2 * demand[2:].sum()
+    assert np.maximum(demand - ours, 0).sum() == 0
 
 
 def test_a_policy_without_money_is_its_reference():
