@@ -264,8 +264,9 @@ class AnomalyNotice:
 
 @dataclass(frozen=True, slots=True)
 class SpendingWeek:
-    """Episodes of a week that were not mailed by themselves; `is_small`: all of them were below
-    what is.
+    """Content of the mail of a week: episodes that were not mailed by themselves, the dearest first.
+
+    `is_small`: all of them are below what is mailed by itself.
     """
 
     start_ms: int
