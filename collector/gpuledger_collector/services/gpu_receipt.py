@@ -89,7 +89,11 @@ def _placements(
 def _hours(
     placements: Placements, state_hours: Sequence[StateHour], counted: Period
 ) -> list[GpuHour]:
-    """Hours of the ledger, and what of the GPU's time nobody observed or no slice has."""
+    """Hours of the ledger, and what of the GPU's time nobody observed or no slice has.
+
+    The hour in which the counted time ends may have been folded since: what came after that end is
+    left out of its longest state, as it is of no charge yet.
+    """
     seen: dict[tuple[int, int], Counter[str]] = defaultdict(Counter)
     for row in state_hours:
         hour = seen[row.accelerator_id, row.hour_ms - row.hour_ms % HOUR_MS]
@@ -104,14 +108,16 @@ def _hours(
         start_ms = period.start_ms - period.start_ms % HOUR_MS
         states: Counter[str] = Counter()
         for number, own_placements in placements.items():
-            states += _hour_of(own_placements, period, seen.get((number, start_ms), Counter()))
+            folded = seen.get((number, start_ms), Counter())
+            is_over = period.end_ms < counted.end_ms or period.end_ms % HOUR_MS == 0
+            states += _hour_of(own_placements, period, folded, is_over=is_over)
         if states:
             hours.append(GpuHour(period.start_ms, dict(states)))
     return hours
 
 
 def _hour_of(
-    placements: Sequence[RatedPlacement], period: Period, seen: Counter[str]
+    placements: Sequence[RatedPlacement], period: Period, seen: Counter[str], *, is_over: bool
 ) -> Counter[str]:
     """GPU-nanoseconds of one accelerator's hour by state."""
     states: Counter[str] = Counter()
@@ -122,8 +128,10 @@ def _hour_of(
             states[STRANDED] += gpu_ns(placement.accelerator.gpu_micro, ms)
         elif ms or not gpu_micro:
             present, gpu_micro = present + ms, placement.accelerator.gpu_micro
+    later = 0 if is_over else max(0, seen.total() - present)
+    longest = max(seen, key=lambda state: seen[state], default="")
     for state, ms in seen.items():
-        states[state] += gpu_ns(gpu_micro, ms)
+        states[state] += gpu_ns(gpu_micro, ms - (later if state == longest else 0))
     states[UNOBSERVED] += gpu_ns(gpu_micro, max(0, present - seen.total()))
     return +states
 

@@ -8,12 +8,14 @@ from decimal import Decimal
 import pytest
 
 from fakes.collector import running
-from fakes.fleet import DAY, HOUR, OCTOBER
+from fakes.fleet import DAY, HOUR, OCTOBER, Held
 from fakes.pages import Page
 from fakes.rich_ledger import rich
 from fakes.two_teams import OWN, token
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.services.gpu_receipt import UnknownGpu, read_gpu_receipt
+from gpuledger_collector.services.hourly_usage import fold_usage
+from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import zones
 
@@ -202,3 +204,30 @@ def test_a_viewer_is_refused_in_a_sentence(rich, dsn):
             )
             assert status == 403
             assert "this token sees one owner" in text
+
+
+def test_what_was_folded_since_the_rating_is_not_held_against_it(fleet, database):
+    """In the hour that is not over yet; in one that is over it would be time that nobody paid for."""
+    until, gpu = HOUR + HOUR // 3, HOUR * 1_000_000
+    fleet.capacity(1, 0)
+    fleet.workload(1, team="vision")
+    fleet.evidence(
+        [Held(1, 1, 0, until - HOUR // 6), Held(1, None, until - HOUR // 6, until, "unallocated")]
+    )
+    refresh(database, Period(OCTOBER, OCTOBER + DAY), OCTOBER + until)
+    fleet.evidence([Held(1, 1, until, until + HOUR // 6)])
+    fold_usage(database)
+
+    def read():
+        with database.transaction(read_only=True) as connection:
+            return read_gpu_receipt(connection, "GPU-0001", Period(OCTOBER, OCTOBER + DAY))
+
+    receipt = read()
+    (day,) = receipt.proofs
+    assert day.capacity_ns == day.hours_ns == day.charged_ns == gpu * 4 // 3
+    assert receipt.holds
+    assert sum(receipt.hour_sums.values()) == receipt.gpu_ns
+    fleet.connection.execute(
+        "UPDATE usage_hour SET held_ms = held_ms + 60000 WHERE hour_ms = %s", (OCTOBER,)
+    )
+    assert not read().holds
