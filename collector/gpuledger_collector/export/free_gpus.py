@@ -123,10 +123,12 @@ def say_availability(item: FreeModel, at_once: FreeAtOnce, zone: str) -> str:
     sentence = f"{begin}; {verb} free in {week.enough} of the last {plural(week.hours, 'hour')}"
     best = at_once.likeliest
     if best is not None and week.enough < week.hours:
-        spans = at_once.likeliest_spans
-        named = " and ".join(f"{first} to {end}" for first, end in spans[:SHOWN_SPANS])
+        spans, others = at_once.likeliest_spans, at_once.other_spans
+        named = " and ".join(f"{first} to {end}" for first, end in (others or spans)[:SHOWN_SPANS])
         when = f"at {named} {zone}" if spans else "at every hour of the day alike"
-        if len(spans) > SHOWN_SPANS:
+        if others:
+            when = f"at all hours but {named} {zone}"
+        if len(others or spans) > SHOWN_SPANS:
             when += " and other hours"
         sentence += f", {'most often ' if spans else ''}{when}, on {best.enough} of"
         sentence += f" {plural(best.hours, 'day')}"
@@ -184,7 +186,8 @@ def say_fullest(hour: FullestHour, calendar: Calendar) -> Markup:
     ).format(
         DAYS,
         say_instant(hour.at_ms, hour.at_ms, calendar),
-        *(round_text(gpus, 1) for gpus in (held, seen)),
+        round_text(held, 1),
+        round_text(seen, 0),
         percent(held / seen),
     )
 

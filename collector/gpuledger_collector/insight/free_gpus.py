@@ -48,6 +48,11 @@ class FreeHour:
         """Whether anything was observed."""
         return self.free + self.taken > 0
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of them were observed, so that no more were free."""
+        return self.is_known and self.free + self.taken >= self.present
+
     def had(self, gpus: int) -> bool | None:
         """Whether so many were free at once; None: too many are not known."""
         if self.free >= gpus:
@@ -135,19 +140,33 @@ class FreeAtOnce:
         """From when to when so many were free on most days, the longest span first; one may go past
         midnight. Empty: at no hour, or at each alike.
         """
+        return _spans(self._likeliest_clocks)
+
+    @property
+    def other_spans(self) -> Sequence[tuple[str, str]]:
+        """The spans of the other hours, where they are less than half of a day; else empty."""
+        others = set(self.by_clock) - self._likeliest_clocks
+        return _spans(others) if 2 * len(others) < len(self.by_clock) else ()
+
+    @property
+    def _likeliest_clocks(self) -> set[str]:
         best = self.likeliest
-        likeliest = {
+        return {
             clock
             for clock, hours in self.by_clock.items()
             if best is not None and hours.enough == best.enough
         }
-        spans: list[tuple[int, str, str]] = []
-        for first in sorted(likeliest - {_hour_after(clock) for clock in likeliest}):
-            length, end = 1, _hour_after(first)
-            while end in likeliest:
-                length, end = length + 1, _hour_after(end)
-            spans.append((length, first, end))
-        return [(first, end) for _, first, end in sorted(spans, key=lambda span: -span[0])]
+
+
+def _spans(clocks: set[str]) -> list[tuple[str, str]]:
+    """From when to when these hours of the day go on, the longest span first."""
+    spans: list[tuple[int, str, str]] = []
+    for first in sorted(clocks - {_hour_after(clock) for clock in clocks}):
+        length, end = 1, _hour_after(first)
+        while end in clocks:
+            length, end = length + 1, _hour_after(end)
+        spans.append((length, first, end))
+    return [(first, end) for _, first, end in sorted(spans, key=lambda span: -span[0])]
 
 
 def _hour_after(clock: str) -> str:
@@ -201,19 +220,14 @@ class FreeModel:
         return None if at_once is None or gpus > self.now.gpus else at_once.week
 
     @property
-    def known_free(self) -> Sequence[int]:
-        """What was free in each hour in which anything was observed."""
-        return [hour.free for hour in self.hours if hour.is_known]
-
-    @property
     def least(self) -> int | None:
-        """The least that is known to have been free in an hour; None: no hour is known."""
-        return min(self.known_free, default=None)
+        """The least that was free in an hour; None: of no hour is it known."""
+        return least_free(self.hours)
 
     @property
     def most(self) -> int | None:
-        """The most that was free in an hour; None: no hour is known."""
-        return max(self.known_free, default=None)
+        """The most that is known to have been free in an hour; None: no hour is known."""
+        return most_free(self.hours)
 
 
 def day_kind(day: dt.date) -> str:
@@ -263,14 +277,25 @@ def count_likely(hours: Sequence[FreeHour], gpus: int) -> int | None:
     return None if summarize(hours, 1).outlook is None else 0
 
 
+def least_free(hours: Sequence[FreeHour]) -> int | None:
+    """The least that was free in one of these hours; of one that was observed in part more may have
+    been. None: of none is it known.
+    """
+    return min((hour.free for hour in hours if hour.is_complete), default=None)
+
+
+def most_free(hours: Sequence[FreeHour]) -> int | None:
+    """The most that is known to have been free in one of these hours; None: no hour is known."""
+    return max((hour.free for hour in hours if hour.is_known), default=None)
+
+
 def summarize(hours: Sequence[FreeHour], wanted: int) -> Availability:
     """Count the hours in which so many were free at once."""
     had = [hour.had(wanted) for hour in hours]
-    free = [hour.free for hour in hours if hour.is_known]
     return Availability(
         enough=sum(each is True for each in had),
         undecided=sum(each is None for each in had),
         hours=len(hours),
-        least=min(free, default=None),
-        most=max(free, default=None),
+        least=least_free(hours),
+        most=most_free(hours),
     )
