@@ -103,18 +103,21 @@ def _cause_by_job(kind: CauseKind, parts: Sequence[tuple[Driver, int]]) -> Chang
 
 @dataclass(frozen=True, slots=True)
 class SaidCause:
-    """A cause in words: `mostly for more GPU-hours: +25.10 USD, of it +12.00 by job train`.
+    """A cause in words: `mostly for more GPU-hours: +25.10 USD, of it +12.00 by job train (+14.00 in
+    all)`.
 
-    `job` is the name at its end, so that a page can make it a link; empty: no job is named.
+    `job` is its name, so that a page can make it a link; empty: no job is named. `end` is what
+    follows it: the whole change of the job, which the table has, where it is another amount.
     """
 
     words: str
     job: str
+    end: str = ""
 
     @property
     def text(self) -> str:
         """All of it."""
-        return f"{self.words}{self.job}"
+        return f"{self.words}{self.job}{self.end}"
 
 
 def say_cause(
@@ -135,7 +138,12 @@ def say_cause(
     if cause.kind in {CauseKind.VOLUME, CauseKind.MIX} and cause.row is not None:
         # Where other jobs went the other way, the job moved more than all of them together.
         part = "of it" if abs(cause.row_micro) <= abs(cause.micro) else "alone"
-        return SaidCause(f"{words}, {part} {signed(cause.row_micro)} by job ", cause.row.label[0])
+        whole = cause.row.change_micro
+        return SaidCause(
+            f"{words}, {part} {signed(cause.row_micro)} by job ",
+            cause.row.label[0],
+            "" if whole == cause.row_micro else f" ({signed(whole)} in all)",
+        )
     return SaidCause(words, "")
 
 

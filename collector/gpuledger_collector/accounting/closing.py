@@ -48,11 +48,14 @@ class BillingMonth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectionSum:
-    """Corrections of closed months in one currency: how many lines, and what they add up to."""
+    """Corrections of closed months in one currency: how many lines, what they add up to, and what of
+    it owners are billed.
+    """
 
     currency: str
     lines: int
     micro: int
+    billed_micro: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

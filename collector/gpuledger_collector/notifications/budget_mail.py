@@ -379,7 +379,7 @@ def _cause(news: News, rounded: Sequence[Driver]) -> str:
     said = say_cause(
         cause, change_micro, lambda micro: _with_sign(micro // budget.shown_micro, budget)
     )
-    return f"{said.words[:1].upper()}{said.words[1:]}{safe_name(said.job, 60)}."
+    return f"{said.words[:1].upper()}{said.words[1:]}{safe_name(said.job, 60)}{said.end}."
 
 
 def _standing(status: Status, change: int) -> str:

@@ -56,8 +56,9 @@ def corrections(connection: Connection, period: Period) -> list[CorrectionSum]:
     return select_as(
         connection,
         CorrectionSum,
-        "SELECT currency, count(*) AS lines, sum(cost_micro)::bigint AS micro FROM correction"
-        " WHERE booked_day_ms >= %s AND booked_day_ms < %s AND currency IS NOT NULL GROUP BY 1"
+        "SELECT currency, count(*) AS lines, sum(cost_micro)::bigint AS micro,"
+        f" coalesce(sum(cost_micro) FILTER (WHERE state IN ({_PAID})), 0)::bigint AS billed_micro"
+        " FROM correction WHERE booked_day_ms >= %s AND booked_day_ms < %s AND currency IS NOT NULL GROUP BY 1"
         " ORDER BY 1",
         (period.start_ms, period.end_ms),
     )

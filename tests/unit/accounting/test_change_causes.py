@@ -58,7 +58,7 @@ NODES, CREDIT = row("(node_cost)", price=70), row("(credit)", price=-90)
         (
             [row("a", volume=20), row("b", volume=50, mix=5)],
             [],
-            "mostly for more GPU-hours: +70, of it +50 by job b",
+            "mostly for more GPU-hours: +70, of it +50 by job b (+55 in all)",
         ),
         (
             [row("a", volume=-20), row("b", mix=-50)],
