@@ -36,6 +36,12 @@ TO_TEAM = link(
     keep=KEEP,
 )
 
+WHOSE = """CASE WHEN r.team <> '' THEN r.team
+    WHEN r.kind = 'reserve' OR r.key LIKE 'reclaim:free/%' THEN 'All' ELSE '(unattributed)' END"""
+"""The team that advice is for; All, as Grafana calls every choice: advice on what a pool has free or
+reserved.
+"""
+
 
 def joint(name: str, place: int) -> str:
     """An amount of all open advice together; `place`: 0 low, 1 expected, 2 high."""
@@ -101,7 +107,7 @@ def advice() -> Panel:
         " must not be added up. Decide with `gpuledger recommend accept ID`. May be empty, and"
         " then nothing is to be saved.",
         f"""
-        SELECT r.advice, r.team, r.state, r.cash_expected_micro / {MICRO} AS saves,
+        SELECT r.advice, {WHOSE} AS team, r.state, r.cash_expected_micro / {MICRO} AS saves,
             r.capacity_expected_micro / {MICRO} AS frees, r.realized_micro / {MICRO} AS "saved so far",
             to_timestamp(r.made_ms / 1000) AS "since", r.id AS "ID"
         FROM recommendation r

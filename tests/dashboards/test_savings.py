@@ -85,6 +85,19 @@ def test_savings_and_recommendations_are_on_the_boards_of_money(ledger, board):
     assert idle["cost"] * MICRO == micro > 0
 
 
+def test_advice_without_a_team_leads_to_a_choice_that_there_is(ledger):
+    """A link is on every cell of a column: what a pool has free leads to all teams, and a workload
+    without a team to those.
+    """
+    recommend(ledger)
+    ledger.execute("UPDATE recommendation SET team = '' WHERE key <> 'a'")
+    ledger.execute("UPDATE recommendation SET key = 'reclaim:free/pool/L4' WHERE key = 'b'")
+    ledger.execute("UPDATE recommendation SET kind = 'reserve', state = 'open' WHERE key = 'e'")
+    ledger.execute("UPDATE recommendation SET state = 'open' WHERE key = 'd'")
+    listed = rows(ledger, "finops", "Recommendations ($currency)", currency="USD")
+    assert sorted(row["team"] for row in listed) == ["(unattributed)", "All", "All", "robotics"]
+
+
 def test_the_dashboards_role_reads_advice_and_not_who_decided(reader):
     """Names and reasons of people stay closed."""
     reader.execute("SELECT advice, realized_micro FROM recommendation")
