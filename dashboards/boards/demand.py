@@ -325,7 +325,7 @@ RESERVE = (
         overrides=(
             column("pool", unit="string"),
             column("model", unit="string", width=160),
-            column("headroom", decimals=1),
+            column("headroom", unit="suffix: GPUs", decimals=1, width=90),
             column("currency", unit="string", width=78),
             column("if low", width=60),
             column("if high", width=65),
