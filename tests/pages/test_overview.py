@@ -10,12 +10,14 @@ import re
 import threading
 from dataclasses import replace
 from decimal import Decimal
+from types import SimpleNamespace
 
 import pytest
 
 from fakes.collector import running
 from fakes.fleet import DAY, HOUR, Held
 from fakes.pages import Page
+from gpuledger_collector.accounting.money import Money
 from gpuledger_collector.accounting.period import format_instant, parse_instant
 from gpuledger_collector.accounting.state_words import word_of_unpaid
 from gpuledger_collector.api import fleet_pages, pages, spend_page
@@ -29,7 +31,7 @@ from gpuledger_collector.export.fleet_map import MapAddress
 from gpuledger_collector.insight.fleet_map import ColorBy
 from gpuledger_collector.insight.forecast_history import StoredForecast
 from gpuledger_collector.insight.pool_outlook import Outlook, PoolOutlook
-from gpuledger_collector.services.findings import WholeFleet
+from gpuledger_collector.services.findings import FindingList, WholeFleet
 from gpuledger_collector.services.period_comparison import read_bill_change
 from gpuledger_collector.storage.capacity import backtests
 from gpuledger_collector.storage.database import Database
@@ -45,6 +47,33 @@ SECRET = "a-reader-token-that-is-long-enough-0123456789"
 def overview_text(reads, outlook):
     """The overview of everything."""
     return pages.overview_page(reads, outlook, "", View(Principal("admin", "a"))).body.decode()
+
+
+def test_what_is_idle_now_is_told_by_who_could_end_it():
+    """The parts add up to the whole; of one kind alone there are none, and without a price no part."""
+
+    def item(key, *, is_free, micro):
+        per_day = None if micro is None else Money(micro, "USD")
+        return SimpleNamespace(key=key, is_free=is_free, per_day=per_day)
+
+    ongoing = FindingList(
+        [
+            item("ends", is_free=False, micro=5_000_000),
+            item("waits", is_free=False, micro=3_000_000),
+            item("free", is_free=True, micro=2_000_000),
+            item("unpriced", is_free=True, micro=None),
+        ],
+        None,
+    )
+    acted_on = ongoing.only(lambda one: one.key == "ends")
+    parts = pages._idle_parts(ongoing, acted_on)
+    assert [(words, *amounts) for words, amounts in parts] == [
+        ("to be given back", Money(5_000_000, "USD")),
+        ("held for a reason", Money(3_000_000, "USD")),
+        ("held by nobody", Money(2_000_000, "USD")),
+    ]
+    assert sum(amounts[0].micro for _, amounts in parts) == ongoing.per_day[0].micro
+    assert pages._idle_parts(acted_on, acted_on) == []
 
 
 def test_its_amounts_are_those_of_the_chargeback(rated, run, overview):

@@ -72,7 +72,7 @@ from gpuledger_collector.services.absence import explain_absence
 from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.chargeback import notices
 from gpuledger_collector.services.closed_verdict import read_closed_verdict
-from gpuledger_collector.services.findings import DearestHolders, dearest_holders
+from gpuledger_collector.services.findings import DearestHolders, FindingList, dearest_holders
 from gpuledger_collector.services.forecasts import stored_outlook
 from gpuledger_collector.services.overview import ANOMALY_DAYS, Overview, read_overview
 from gpuledger_collector.services.rated_period import read_extent
@@ -346,6 +346,7 @@ def _current_facts(found: Overview, now_ms: int, *, is_open: bool) -> dict[str, 
         "idle_count": count_gpus(ongoing.items) if ongoing.items or found.is_idle_known else None,
         "idle_left_out": len(ongoing.held.items) - len(acted_on.items[:SHOWN]),
         "idle_per_day": ongoing.per_day,
+        "idle_parts": _idle_parts(ongoing, acted_on),
         "anomalies": [forms.finding_facts(item) for item in found.anomalies.items[:SHOWN]],
         "anomaly_days": ANOMALY_DAYS,
         "budgets": [forms.budget_facts(status) for status in found.budgets],
@@ -353,6 +354,21 @@ def _current_facts(found: Overview, now_ms: int, *, is_open: bool) -> dict[str, 
         "first_heard": new_nodes.sentence(heard) if heard else "",
         "first_heard_cure": new_nodes.CURE,
     }
+
+
+def _idle_parts(ongoing: FindingList, acted_on: FindingList) -> list[tuple[str, list[Money]]]:
+    """What idle GPUs cost a day: of holders who could give them back, of those who should keep them,
+    and of nobody; empty where it is all of one kind.
+    """
+    acted = {item.key for item in acted_on.items}
+    held = {item.key for item in ongoing.held.items}
+    kinds = {
+        "to be given back": ongoing.only(lambda item: item.key in acted),
+        "held for a reason": ongoing.only(lambda item: item.key in held - acted),
+        "held by nobody": ongoing.only(lambda item: item.key not in held | acted),
+    }
+    parts = [(words, own.per_day) for words, own in kinds.items() if own.per_day]
+    return parts if len(parts) > 1 else []
 
 
 def _spend(
