@@ -106,8 +106,9 @@ def _end_in_order(*_: object) -> None:
 def _begin(database: Database) -> None:
     """Prepare a worker."""
     # An interrupt of the terminal reaches every process: this one ends at once, and its day is
-    # rolled back.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # rolled back. A command that a script runs in the background ignores it, and so do its workers.
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
     gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)

@@ -298,9 +298,12 @@ def test_workers_end_with_the_command(days, ledger, dsn, number, code):
         until(lambda: not any(map(running, children)))
 
 
-def test_an_interrupt_ends_workers_that_are_starting_without_a_word(days, ledger, dsn, tmp_path):
+@pytest.mark.parametrize(("handler", "code"), [("default_int_handler", 130), ("SIG_IGN", 0)])
+def test_an_interrupt_ends_workers_that_are_starting_without_a_word(
+    days, ledger, dsn, tmp_path, handler, code
+):
     """The terminal interrupts every process of the command, which says itself that it was
-    interrupted.
+    interrupted. One that a script runs in the background ignores it, and rates its days.
     """
     program, starting = tmp_path / "program.py", tmp_path / "starting"
     program.write_text(
@@ -311,6 +314,8 @@ def test_an_interrupt_ends_workers_that_are_starting_without_a_word(days, ledger
         "from gpuledger_collector.services.rating_workers import rate_days\n"
         "from gpuledger_collector.storage.database import Database\n"
         "if __name__ == '__main__':\n"
+        "    import signal\n"
+        f"    signal.signal(signal.SIGINT, signal.{handler})\n"
         "    try:\n"
         f"        list(rate_days(Database(sys.argv[1]), {DAYS[:2]}, 2, {NOW_MS}, None))\n"
         "    except KeyboardInterrupt:\n"
@@ -325,7 +330,7 @@ def test_an_interrupt_ends_workers_that_are_starting_without_a_word(days, ledger
     until(starting.exists)
     os.killpg(command.pid, signal.SIGINT)
     assert command.communicate(timeout=60) == (None, "")
-    assert command.returncode == 130
+    assert command.returncode == code
 
 
 def test_a_day_whose_fold_meets_another_one_is_folded_again(days, ledger, monkeypatch):
