@@ -71,9 +71,10 @@ def spending_week(
 
 def _subject(week: SpendingWeek, team: str) -> str:
     """Whose episodes they are and how many; of one, what it is about, so that most need not open
-    it.
+    it. The days go back to the first of them: late evidence has earlier ones told as well.
     """
-    days = f"{day(week.start_ms, week.zone)} to {day(week.end_ms - 1, week.zone)}"
+    first_ms = min(week.start_ms, *(notice.finding.since_ms for notice in week.notices))
+    days = f"{day(first_ms, week.zone)} to {day(week.end_ms - 1, week.zone)}"
     if len(week.notices) == 1:
         return f"{headline(week.notices[0].finding)}, {days}"
     small = "small " if week.is_small else ""

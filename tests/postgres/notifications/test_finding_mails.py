@@ -422,3 +422,11 @@ def test_links_lead_to_the_pages_of_the_collector(name: str) -> None:
         site.IDLE, {"period": "2026-11", "team": name}
     )
     assert pages.anomalies(name) == base + site.address(site.ANOMALIES, {"team": name})
+
+
+def test_the_mail_of_a_week_names_the_days_of_all_its_episodes() -> None:
+    """What was found before the week, by late evidence, is told with it."""
+    early = _small(25, 3, since_ms=parse_date("2026-11-05"))
+    week = replace(SMALL, notices=(*SMALL.notices, early))
+    said = spending_week_mail.spending_week(week, LINKS, PAGES).subject
+    assert "5 Nov to 15 Nov: 4 small episodes" in said
