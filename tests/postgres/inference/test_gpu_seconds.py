@@ -294,7 +294,7 @@ def assert_board_says_what_the_command_says(fleet, run):
     (shown,) = panel_rows(
         fleet.connection, "models", "A million tokens, by server ($currency)", BOARD_SPAN
     )
-    assert shown["weights"] is None
+    assert shown["weights"] == "changed"
     for kind in PRICES:
         for cost in ("held", "used"):
             price = Decimal(server[f"{kind}_price_{cost}"])

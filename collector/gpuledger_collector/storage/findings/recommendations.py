@@ -341,7 +341,8 @@ def charged_to(connection: Connection, workload_id: int) -> list[Charge]:
         connection,
         f"SELECT {_CHARGED} FROM charge WHERE workload_id = %s UNION ALL "
         f"SELECT {_CHARGED} FROM correction WHERE workload_id = %s "
-        "ORDER BY day_ms, start_ms, accelerator_id",
+        "ORDER BY day_ms, start_ms, accelerator_id, commitment_id, price_id,"
+        " node_cost_id",
         (workload_id, workload_id),
     )
     book = prices.by_id(
