@@ -228,6 +228,7 @@ def posts(
     print(" Postgres, cores | hours to fold | days rated |\n" + "|---:" * 11 + "|")
     acknowledged, before, at = 0, Cost.read(collector), time.perf_counter()
     p99_ms: list[float] = []
+    rated_days: list[int] = []
     with psycopg.connect(collector.dsn(), autocommit=True) as connection:
         for _ in range(minutes):
             minute, result = receiving.recv()
@@ -235,7 +236,7 @@ def posts(
             (waiting,) = connection.execute("SELECT count(*) FROM hour_recompute").fetchone() or (
                 0,
             )
-            rated = "" if beside is None else str(beside.rated_days(connection))
+            rated_days.append(0 if beside is None else beside.rated_days(connection))
             if beside is not None and minute + 1 >= minutes // 2:
                 beside.rate_again(connection)
             sent = result.sent
@@ -251,7 +252,7 @@ def posts(
                 f" {sent.turned_away:,} | "
                 + " | ".join(f"{wait:,.0f}" for wait in waits)
                 + f" | {(cost.collector_s - before.collector_s) / (now - at):.2f}"
-                f" | {(cost.postgres_s - before.postgres_s) / (now - at):.2f} | {waiting:,} | {rated} |",
+                f" | {(cost.postgres_s - before.postgres_s) / (now - at):.2f} | {waiting:,} | {rated_days[-1]} |",
                 flush=True,
             )
             before, at = cost, now
@@ -266,7 +267,8 @@ def posts(
         print(
             f"\np99, the median of minutes: {statistics.median(quiet):.1f} ms quiet,"
             f" {statistics.median(rating):.1f} ms beside the month:"
-            f" {statistics.median(rating) / statistics.median(quiet):.2f} times (goal 2)"
+            f" {statistics.median(rating) / statistics.median(quiet):.2f} times (goal 2);"
+            f" {sum(rated_days[minutes // 2 :])} days of it were rated meanwhile"
         )
     peaks = ", ".join(f"{name} {mib:.0f} MiB" for name, mib in memory(collector))
     print(
@@ -431,6 +433,9 @@ def main() -> int:
         beside = month_beside(collector, given.nodes * GPUS) if given.month else None
         collector.start()
         collector.wait_ready()
+        if beside is not None:
+            # At its start the jobs have much else to do.
+            wait_for_jobs(collector)
         acknowledged = posts(collector, given.nodes, given.minutes, beside)
         complete = (
             stored_once(collector.dsn(), acknowledged)
