@@ -136,7 +136,8 @@ def _search_again(database: Database) -> int:
                 end_ms = _window_end(size, at_ms, done_ms)
                 count += _Window(connection, at_ms, end_ms, minute_range[0], group).search()
                 at_ms = end_ms
-    with database.transaction(Lock.FINDINGS) as connection:
+    # Without a snapshot, too: a fold may be noting one of them again.
+    with database.transaction(Lock.FINDINGS, one_snapshot=False) as connection:
         late_evidence.clear(connection, late_ms)
     return count
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import threading
+import time
 from decimal import Decimal
 
 import pytest
@@ -393,3 +395,32 @@ def test_evidence_that_arrives_during_a_search_is_not_forgotten(fleet, findings)
     ]
     find_idle(findings, OCTOBER + DAY)
     assert fleet.rows(noted) == [(first, None, None, 2), (second, None, None, 2)]
+
+
+def test_a_search_waits_for_a_fold_that_notes_what_it_has_searched(fleet, findings):
+    """The note comes while it searches, and is committed once the search wants to say that it is done:
+    it stays, and what was searched is.
+    """
+    furnish(fleet)
+    find_idle(findings, OCTOBER + DAY)
+    first = fleet.accelerator(1)
+    with findings.transaction() as connection:
+        late_evidence.note(connection, [(first, OCTOBER + 2 * HOUR)])
+    noted, folds = threading.Event(), []
+
+    def fold() -> None:
+        with findings.transaction(one_snapshot=True) as connection:
+            late_evidence.note(connection, [(first, OCTOBER + 5 * HOUR)])
+            noted.set()
+            # Until the search waits for this row, or has failed.
+            time.sleep(1.0)
+
+    def begin_to_fold() -> None:
+        if not folds:
+            folds.append(threading.Thread(target=fold))
+            folds[0].start()
+            assert noted.wait(60)
+
+    find_idle(Watched(findings, begin_to_fold), OCTOBER + DAY)
+    folds[0].join(60)
+    assert fleet.rows("SELECT * FROM late_evidence") == [(first, OCTOBER + 5 * HOUR, None, 2)]
