@@ -239,9 +239,13 @@ def test_a_worker_that_serves_again_is_sent_what_its_dead_peers_would_be(tmp_pat
         supervisor = Supervisor(Settings(), [first, second], tmp_path, print)
         worker = Worker("2a", types.SimpleNamespace(pid=1), None)
         supervisor._slots[1].worker = worker
-        lines = asyncio.StreamReader()
-        lines.feed_data(b"ready\n")
-        asyncio.run(supervisor._listen(worker, lines))
+
+        async def hear_ready() -> None:
+            lines = asyncio.StreamReader()
+            lines.feed_data(b"ready\n")
+            await supervisor._listen(worker, lines)
+
+        asyncio.run(hear_ready())
         assert taken(second) == [60]
 
 
