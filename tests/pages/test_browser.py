@@ -15,11 +15,18 @@ from fakes.postgres import fresh_database
 from fakes.queue_hours import fill_queues
 from fakes.two_teams import MONTH, NOW_MS, OWN, idle_job, two_teams
 from gpuledger_collector.accounting.period import HOUR_MS, format_instant
+from gpuledger_collector.services.scaling_advice import advise_scaling
+from gpuledger_collector.storage.database import Database
 
 pytestmark = pytest.mark.slow
 
 HOSTILE = "<script>alert('a name that is long and has no end')</script>&amp;{{ 7*7 }}"
 SIZES = (390, 768, 1280)
+OVERRUNS = (
+    "[...document.querySelectorAll('dt, dd, p, h2, h3, td, th')].filter((box) =>"
+    " box.offsetParent && box.scrollWidth > box.clientWidth + 1).map((box) => box.textContent.trim())"
+)
+"""Texts that run out of their box, over what stands beside it."""
 HOUR = format_instant(NOW_MS // HOUR_MS * HOUR_MS - 5 * HOUR_MS)
 PAGES = {
     "overview": "/",
@@ -80,6 +87,7 @@ def full(postgres, tmp_path_factory):
         with two_teams(dsn, tmp_path_factory.mktemp("declared")) as (collector, secrets):
             for team in (OWN, HOSTILE):
                 idle_job(dsn, team)
+            advise_scaling(Database(dsn), NOW_MS)
             fill_queues(dsn, NOW_MS // HOUR_MS * HOUR_MS - HOUR_MS, HOSTILE.replace("/", "|"))
             yield f"http://127.0.0.1:{collector.port}", secrets["finance"]
 
@@ -93,7 +101,7 @@ def empty(dsn):
 def judge(browser, address, width, scheme):
     browser.look(width, scheme)
     browser.open(address)
-    return browser.overhang(), browser.violations()
+    return browser.overhang(), browser.evaluate(OVERRUNS), browser.violations()
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -103,7 +111,10 @@ def test_everybody_can_read_it(browser, full, name):
     browser.sign_in(secret)
     for scheme in ("light", "dark"):
         for width in SIZES:
-            assert judge(browser, address + PAGES[name], width, scheme) == (0, []), (width, scheme)
+            assert judge(browser, address + PAGES[name], width, scheme) == (0, [], []), (
+                width,
+                scheme,
+            )
     if folder := os.environ.get("GPULEDGER_TEST_PICTURES"):
         for width in SIZES:
             browser.look(width)
@@ -116,7 +127,7 @@ def test_so_it_is_while_the_ledger_is_empty(browser, empty, name):
     """The first page that anybody sees."""
     browser.sign_in("")
     for width in SIZES:
-        assert judge(browser, empty + PAGES[name], width, "light") == (0, []), width
+        assert judge(browser, empty + PAGES[name], width, "light") == (0, [], []), width
 
 
 @pytest.mark.parametrize("name", ["overview", "statement", "job", "idle", "trust"])

@@ -20,7 +20,7 @@ from gpuledger_collector.export.plots import (
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 330, 66, 58, 40
 LOWEST = 0.01
 """The wait of the lowest line, in GPU-hours; smaller values lie on it."""
-LETTER, LINE = 10.4, 22
+LETTER, LINE = 13.5, 26
 """Room of a letter and of a line where letters are largest: on a phone."""
 RADIUS = 4
 

@@ -537,7 +537,7 @@ def _range_of_namesakes(report: RunReport) -> dict[str, str]:
 def _bars(report: RunReport) -> Any:
     stacks = [
         plots.Stack(
-            f"{day.date:%m-%d}",
+            f"{day.date.day} {day.date:%b}",
             tuple(ns / GPU_NS_PER_HOUR for ns in (day.busy_ns, day.idle_ns, day.unknown_ns)),
         )
         for day in report.days
