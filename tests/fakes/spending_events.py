@@ -40,6 +40,9 @@ USERS = {
     "moe-13b": "ines",
     "chat-api": "svc-chat",
     "sweep": "amina",
+    "replica": "jonas",
+    "align": "divya",
+    "train": "lena",
 }
 
 
@@ -62,7 +65,7 @@ class World:
     ) -> None:
         """One workload that holds so many GPUs from start to end."""
         number = len(self.facts) + 1
-        user = USERS.get(name, f"{team}-user")
+        user = USERS.get(name.rpartition("-")[0] or name, USERS.get(name, f"{team}-user"))
         self.facts[number] = WorkloadFacts(number, "slurm", user, None, name, {"team": team})
         end_ms = min(start_ms + length_ms, END)
         for hour_ms in range(start_ms - start_ms % HOUR_MS, end_ms, HOUR_MS):

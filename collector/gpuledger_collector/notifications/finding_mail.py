@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from gpuledger_collector.accounting.money import Money, round_amounts
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.readable import hours_text
+from gpuledger_collector.insight.anomalies.causes import UNUSED
+from gpuledger_collector.insight.anomalies.spending_findings import PILES_UP, UNUSUAL_HOURS
 from gpuledger_collector.insight.durations import lasting
 from gpuledger_collector.insight.findings import AT_LISTED_RATES, Finding
 from gpuledger_collector.insight.notifications.finding_rules import (
@@ -52,6 +56,7 @@ MAX_ACCELERATORS = 8
 MAX_ROWS = 10
 MAX_USERS = 3
 FEW_HOURS = 4
+MIN_ALIKE = 3
 CAUSES = (
     "If it should be working: the usual causes are code that never moves to the GPU, a session that"
     " was left open, and a job that waits for its input or for one of its workers."
@@ -72,6 +77,7 @@ HEADLINES = {
     "many small": "many workloads cost more",
 }
 """What an episode is about, by the cause of its evidence."""
+DOES_NOTHING, DOES_NOT_END = ", which does nothing", ", which pile up"
 PARTS = {"price": "Price", "volume": "GPU-hours", "mix": "Models"}
 """The parts of a change as mails call them: dearer, more of it, or of dearer models."""
 TO_DO = {
@@ -91,6 +97,10 @@ TO_DO = {
     "many small": "No workload alone explains it. Begin with the first ones under What changed.",
 }
 IT_ENDED = "It has ended. Ask {whom} whether it was meant, so that it does not come back."
+NOTHING_RUNS = "Ask {whom} to end {name}: its GPUs do nothing."
+ALL_STAY = (
+    "Ask {whom} why no run of {name} ends: replicas or sessions that are left behind grow so."
+)
 SEE_RATES = "gpuledger prices list"
 READINGS = (
     ("utilization_ratio", "utilization {:.0%}"),
@@ -331,7 +341,7 @@ def anomaly(
         actions.insert(0, ("If it is intended, say so", acknowledge))
     if cause in TO_DO:
         is_over = finding.resolved_ms is not None and cause != "price"
-        to_do = IT_ENDED if is_over else TO_DO[cause]
+        to_do = IT_ENDED if is_over else _to_do(evidence, cause)
         actions.insert(0, (to_do.format_map(names), SEE_RATES if cause == "price" else ""))
     return MailPage(
         subject=f"[GPU spending] {headline(finding)}, {pace_text(finding)} since"
@@ -351,8 +361,33 @@ def anomaly(
 
 def headline(finding: Finding) -> str:
     """Whose spending it is, and what it is about: `vision: new workload sweep-0 and others`."""
-    text = HEADLINES.get(str(finding.evidence.get("cause", "")), "unusual spending")
-    return f"{safe_name(finding.subject, 80)}: {text.format(name=_subject_of(finding.evidence))}"
+    evidence = finding.evidence
+    cause = str(evidence.get("cause", ""))
+    text = HEADLINES.get(cause, "unusual spending").format(name=_subject_of(evidence))
+    if cause == "new workload":
+        text += DOES_NOTHING if _does_nothing(evidence) else ""
+        text += DOES_NOT_END if evidence.get(PILES_UP) else ""
+    return f"{safe_name(finding.subject, 80)}: {text}"
+
+
+def _to_do(evidence: Mapping[str, Any], cause: str) -> str:
+    """What to ask for, by what is known: GPUs that do nothing are given back, whatever they are
+    for.
+    """
+    if _does_nothing(evidence) and cause in {"runaway", "new workload", "scale-up"}:
+        return NOTHING_RUNS
+    return ALL_STAY if evidence.get(PILES_UP) else TO_DO[cause]
+
+
+def _does_nothing(evidence: Mapping[str, Any]) -> bool:
+    """Whether the GPUs of the cause are known to have worked in next to none of their time."""
+    known_ms = _known_ms(evidence)
+    return known_ms > 0 and int(evidence["busy_ms"]) <= UNUSED * known_ms
+
+
+def _known_ms(evidence: Mapping[str, Any]) -> int:
+    """GPU-time of the cause of which it is known whether the GPUs worked."""
+    return int(evidence.get("busy_ms", 0)) + int(evidence.get("idle_ms", 0))
 
 
 def _why_anomaly(notice: AnomalyNotice) -> str:
@@ -407,12 +442,12 @@ def spent_text(finding: Finding) -> str:
 
 def _use_text(evidence: Mapping[str, Any]) -> str:
     """How much of its time that is known the GPUs of the cause worked; empty where none is known."""
-    busy_ms, idle_ms = (int(evidence.get(name, 0)) for name in ("busy_ms", "idle_ms"))
-    known_ms = busy_ms + idle_ms
+    known_ms = _known_ms(evidence)
     if not known_ms or not (name := _first_workload(evidence)):
         return ""
     others = " and others" if len(evidence["workloads"]) > 1 else ""
-    return f"GPUs of {name}{others} were busy in {round(100 * busy_ms / known_ms)} % of their time"
+    share = round(100 * int(evidence.get("busy_ms", 0)) / known_ms)
+    return f"GPUs of {name}{others} were busy in {share} % of their time"
 
 
 def users_text(users: Sequence[str]) -> str:
@@ -438,7 +473,8 @@ def _anomaly_verdict(finding: Finding, who: str) -> str:
             Money(micro, finding.currency or "")
             for micro in (finding.per_day_micro * HOUR_MS // DAY_MS, finding.per_day_micro)
         )
-        verdict += f" At this pace it is {hour} an hour, {day_long} a day."
+        verdict += f" That is {hour} an hour on average, {day_long} if a day goes on like this"
+        verdict += ", and more as long as runs pile up." if finding.evidence.get(PILES_UP) else "."
     return verdict
 
 
@@ -484,12 +520,13 @@ def _anomaly_blocks(finding: Finding) -> list[MailBlock]:
     drivers, currency = evidence.get("drivers", []), finding.currency or ""
     amounts = _amounts([int(driver["change_micro"]) for driver in drivers], currency)
     models = {driver["model"] for driver in drivers if driver.get("model")}
-    changes = []
-    for driver, amount in zip(drivers, amounts, strict=True):
-        model = driver.get("model") if len(models) > 1 else ""
-        name = safe_name(str(driver["workload"]), 60) + (f" ({model})" if model else "")
-        if amount != str(Money(0, currency)):
-            changes.append((name, amount))
+    names = [
+        safe_name(str(driver["workload"]), 60)
+        + (f" ({driver['model']})" if len(models) > 1 and driver.get("model") else "")
+        for driver in drivers
+    ]
+    zero = str(Money(0, currency))
+    changes = _together([each for each in zip(names, amounts, strict=True) if each[1] != zero])
     is_price = evidence.get("cause") == "price"
     if changes:
         on = f", all on {safe_name(models.pop())}" if len(models) == 1 else ""
@@ -505,6 +542,18 @@ def _anomaly_blocks(finding: Finding) -> list[MailBlock]:
     return blocks
 
 
+def _together(changes: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Lines in a row with one amount as one of them, from three on: `sweep-0 and 7 more`, each."""
+    lines = []
+    for amount, alike in groupby(changes, key=itemgetter(1)):
+        names = [name for name, _ in alike]
+        if len(names) < MIN_ALIKE:
+            lines += [(name, amount) for name in names]
+        else:
+            lines.append((f"{names[0]} and {len(names) - 1} more", f"{amount} each"))
+    return lines
+
+
 def _confidence_text(finding: Finding) -> str:
     """On what it rests that an episode is unusual: its hours, the price book, or less."""
     if finding.state == STORM:
@@ -514,8 +563,9 @@ def _confidence_text(finding: Finding) -> str:
     if "highest_score" not in finding.evidence:
         return "a guess: found within minutes, before an hour was complete"
     hours = (finding.until_ms - finding.since_ms) // HOUR_MS
-    unusual = f"unusual in {round(finding.confidence * hours)} of {plural(hours, 'hour')}"
-    return f"{unusual} so far: early, it may end by itself" if hours < FEW_HOURS else unusual
+    flagged = finding.evidence.get(UNUSUAL_HOURS, round(finding.confidence * hours))
+    unusual = f"far above usual in {flagged} of {plural(hours, 'hour')}"
+    return f"{unusual} so far: early, it may end by itself" if flagged < FEW_HOURS else unusual
 
 
 def write_reclaim_mail(action: ReclaimAction, workload: IdleWorkload | None) -> Content:

@@ -56,8 +56,8 @@ def spending_week(
         verdict=_verdict(week, cost),
         blocks=blocks,
         why=(
-            "You get this on the first day of a week that follows one with such episodes. A floor"
-            " that you declare ([[anomaly_floor]]) takes the place of what is small by itself."
+            "You get this on the first day of a week when the small episodes of the one before come"
+            " to something together."
         ),
         tone=CALM,
         open=None if pages is None else ("Open the episodes", pages.anomalies(team)),

@@ -82,7 +82,7 @@ def list_due_collections(
     at_ms: int,
 ) -> Iterator[CollectedEpisodes]:
     """The episodes of the last week that nobody was notified of, for the first run of a week: once
-    for the same people.
+    for the same people, where they come to something together.
 
     `floors` is asked only where there is one.
     """
@@ -111,6 +111,6 @@ def list_due_collections(
             for finding in candidates
             if week.start_ms - LATE_MS <= finding.opened_ms < week.end_ms
         ]
-        if due and not is_told:
+        if due and not is_told and floors().usual.are_worth_a_mail(due):
             due.sort(key=lambda each: (-(each.cost_micro or 0), each.key))
             yield CollectedEpisodes(recipients, zone, week, tuple(due))

@@ -164,14 +164,14 @@ def test_small_ones_of_a_week_are_told_in_one_mail(fleet, episodes, write, run):
     rate(fleet, range(-28, 0))
     episodes.put(1, 4 * MICRO, 0.5, over=True, until=1)
     episodes.put(2, 9 * MICRO, 2, until=MONDAY)
-    episodes.put(3, MICRO, 1, team="tiny", over=True)
-    episodes.put(4, 5 * MICRO, 1, team="vision", over=True)
+    episodes.put(3, MICRO, 1, team="tiny", over=True, until=2)
+    episodes.put(4, 9 * MICRO, 1, team="vision", over=True, until=2)
     assert (write(3).anomalies, write(3).collected) == (0, 0)
     report = write(MONDAY + 0.01)
     assert (report.anomalies, report.collected) == (0, 4)
     assert [write(day).collected for day in (MONDAY + 0.02, MONDAY + 3)] == [0, 0]
     assert mails(fleet) == [
-        ("all@example.org", "[GPU spending] 29 Sep to 5 Oct: 2 small episodes, USD 1.20 more"),
+        ("all@example.org", "[GPU spending] 29 Sep to 5 Oct: 2 small episodes, USD 10.00 more"),
         (
             "robots@example.org",
             "[GPU spending] robotics, 29 Sep to 5 Oct: 2 small episodes, USD 29.00 more",
@@ -190,6 +190,25 @@ def test_small_ones_of_a_week_are_told_in_one_mail(fleet, episodes, write, run):
     episodes.put(5, 9 * MICRO, MONDAY + 2, evidence={"workloads": ["job-2"]})
     report = write(MONDAY + 7.1)
     assert (report.anomalies, report.collected) == (0, 0)
+
+
+@pytest.mark.parametrize(("extra", "collected"), [(-1, 0), (0, 2)])
+def test_a_week_of_next_to_nothing_is_in_no_mail(fleet, episodes, write, extra, collected):
+    """Of two episodes that come to USD 10 together, which one day must for a mail; or to a
+    micro-unit less.
+    """
+    rate(fleet, range(-28, 0))
+    episodes.put(1, 4 * MICRO, 1, until=2, over=True)
+    episodes.put(2, 6 * MICRO + extra, 2, until=3, team="vision", over=True)
+    fleet.connection.execute("UPDATE finding SET team = 'vision'")
+    assert [write(day).collected for day in (MONDAY + 0.1, MONDAY + 1)] == [collected, 0]
+
+
+def test_a_week_that_is_much_to_its_team_is_mailed(fleet, episodes, write):
+    """USD 2 are half a day of a small team."""
+    rate(fleet, range(-28, 0))
+    episodes.put(1, MICRO, 1, until=3, team="tiny", over=True)
+    assert write(MONDAY + 0.1).collected == 1
 
 
 def test_what_has_grown_is_mailed_by_itself(fleet, episodes, write):
@@ -229,7 +248,7 @@ def test_a_declared_floor_overrides_what_is_usual(fleet, episodes, write, apply)
 def test_a_mail_of_a_week_that_is_interrupted_is_written_once(fleet, episodes, write, monkeypatch):
     """Its notifications and messages are one transaction."""
     rate(fleet, range(-28, 0))
-    episodes.put(1, MICRO, 1)
+    episodes.put(1, 5 * MICRO, 1, until=3)
     with monkeypatch.context() as patch:
         patch.setattr(
             "gpuledger_collector.services.finding_notifications.outbox.insert",

@@ -103,12 +103,13 @@ class RateChange:
 @dataclass(frozen=True, slots=True)
 class AnomalyCause:
     """The kind of cause, one sentence with its numbers, and the workload names it is about, dearest
-    first.
+    first; `piles_up`: its runs begin one after the other, and none has ended.
     """
 
     kind: str
     sentence: str
     workloads: tuple[str, ...] = ()
+    piles_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -322,7 +323,8 @@ def _new(case: AnomalyCase) -> AnomalyCause | None:
     # All of what rose needs no number; others may cost less at the same time.
     if share < case.rise:
         sentence += f": {100 * share // case.rise} % of what rose"
-    return AnomalyCause(NEW, sentence + _arrivals_text(runs), tuple(new[:5]))
+    arrivals = _arrivals_text(runs)
+    return AnomalyCause(NEW, sentence + arrivals, tuple(new[:5]), bool(arrivals))
 
 
 def _arrivals_text(runs: Sequence[WorkloadRun]) -> str:

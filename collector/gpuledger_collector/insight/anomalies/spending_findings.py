@@ -49,9 +49,17 @@ BY_MINUTES = "by_minutes"
 an hour yet.
 """
 SEEN_IN_LONG_RUNNING = (
-    f"seen in what runs for over {LONG_RUNNING_HOURS} hours: the team's total varies too much to"
-    " show it"
+    f"it shows in what runs for over {LONG_RUNNING_HOURS} hours, as the team's total varies too"
+    " much"
 )
+ONSET_SHARE = 0.5
+"""Hours right before the first flagged one belong to its episode while they have this share of what it
+was above the expected: what begins at night is flagged when it has lasted.
+"""
+PILES_UP = "piles_up"
+"""Evidence key of a cause whose runs begin one after the other and do not end."""
+UNUSUAL_HOURS = "unusual_hours"
+"""Evidence key: hours of the episode that were flagged."""
 STORM_ENDED_MS = 2 * HOUR_MS
 """A storm without a run for this long has ended."""
 STORM_CONFIDENCE = 0.8
@@ -84,7 +92,8 @@ def _episode_finding(
 ) -> Finding:
     series = detection.series
     part = slice(episode.first, episode.last + 1)
-    start_ms = series.start_ms + episode.first * HOUR_MS
+    flagged_ms = series.start_ms + episode.first * HOUR_MS
+    start_ms = series.start_ms + find_onset(detection, episode) * HOUR_MS
     until_ms = series.start_ms + (episode.last + 1) * HOUR_MS
     same = _same_episode(known, team, start_ms, until_ms)
     first_minute_ms = None if same is None else same.evidence.get(FIRST_MINUTE)
@@ -106,6 +115,7 @@ def _episode_finding(
         evidence[FIRST_MINUTE] = first_minute_ms
     if _is_by_long_running(detection, part):
         evidence["sentence"] = f"{evidence['sentence']}; {SEEN_IN_LONG_RUNNING}"
+    evidence[UNUSUAL_HOURS] = int(detection.flag[part].sum())
     evidence["highest_score"] = round(float(np.nanmax(detection.score[part])), 2)
     cost = sum(driver.change_micro for driver in changes)
     return team_finding(
@@ -113,7 +123,7 @@ def _episode_finding(
         key=same.key if same else f"{KIND}:{team.label}:{team.currency}:{start_ms}",
         state="both" if by_price and by_usage else "price" if by_price else "usage",
         since_ms=start_ms,
-        opened_ms=same.opened_ms if same else start_ms + HOUR_MS,
+        opened_ms=same.opened_ms if same else flagged_ms + HOUR_MS,
         until_ms=until_ms,
         resolved_ms=until_ms if series.end_ms - until_ms > 12 * HOUR_MS else None,
         confidence=round(_confidence(detection, part), 3),
@@ -121,6 +131,26 @@ def _episode_finding(
         per_day_micro=cost * DAY_MS // (until_ms - start_ms),
         evidence=evidence,
     )
+
+
+def find_onset(detection: Detection, episode: AnomalyEpisode) -> int:
+    """Index of the hour in which an episode began: hours right before the first flagged one that
+    were above the expected as well, at most MERGE_HOURS and none of an earlier alarm.
+
+    A dearer rate begins when it does.
+    """
+    first = episode.first
+    if detection.price[first]:
+        return first
+    least = ONSET_SHARE * detection.excess[first]
+    earliest = max(0, first - MERGE_HOURS)
+    while (
+        first > earliest
+        and not detection.flag[first - 1]
+        and 0 < least <= detection.excess[first - 1]
+    ):
+        first -= 1
+    return first
 
 
 def team_finding(
@@ -185,6 +215,7 @@ def cause_evidence(cause: AnomalyCause, runs: Iterable[WorkloadRun]) -> dict[str
         "cause": cause.kind,
         "sentence": cause.sentence,
         "workloads": list(cause.workloads),
+        **({PILES_UP: True} if cause.piles_up else {}),
         WORKLOADS: list(ids)[-MOST_IDS:],
         "busy_ms": sum(run.busy_ms for run in about),
         "idle_ms": sum(run.idle_ms for run in about),

@@ -8,7 +8,8 @@ the arithmetic is of whole numbers, so that an amount at the limit is never on t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpuledger_collector.insight.findings import Finding
@@ -46,11 +47,30 @@ class UsualCosts:
         team, currency = finding.team, finding.currency or ""
         if finding.per_day_micro is None or not self.know(team, currency):
             return False
+        return self._is_below(team, currency, finding.per_day_micro)
+
+    def are_worth_a_mail(self, findings: Iterable[Finding]) -> bool:
+        """Whether small episodes, whose teams and currencies are known, come together to as much as
+        one day of an episode that is mailed by itself: those of a team, or all in a currency.
+        """
+        of_teams: dict[tuple[str, str], int] = defaultdict(int)
+        of_all: dict[str, int] = defaultdict(int)
+        for finding in findings:
+            currency = finding.currency or ""
+            of_teams[finding.team, currency] += finding.cost_micro or 0
+            of_all[currency] += finding.cost_micro or 0
+        return any(not self._is_below(*key, micro) for key, micro in of_teams.items()) or any(
+            100 * self.days * micro >= PERCENT_OF_ALL * self.all_micro[currency]
+            for currency, micro in of_all.items()
+        )
+
+    def _is_below(self, team: str, currency: str, micro: int) -> bool:
+        """Whether an amount is below both shares of a usual day."""
         limit = min(
             PERCENT_OF_ALL * self.all_micro[currency],
             PERCENT_OF_TEAM * self.team_micro[team, currency],
         )
-        return 100 * self.days * finding.per_day_micro < limit
+        return 100 * self.days * micro < limit
 
 
 @dataclass(frozen=True, slots=True)
