@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 WIDTH = 78
 """Characters in a line of text."""
+MIN_NAME, MAX_NAME = 12, 30
+"""Of what stands before the value in a row of it."""
 NO_BREAK = "\u00a0"
 _CODE = re.compile(r"`([^`]+)`")
 BAD, WARN, CALM = "#b42318", "#b54708", "#175cd3"
@@ -37,6 +39,14 @@ class MailBlock:
     """(label, command or '')"""
     link: tuple[str, str] | None = None
     """(label, address)"""
+
+    @property
+    def room(self) -> int:
+        """Characters of a text's first column: so that amounts stand below each other, but for
+        names that would leave them no room.
+        """
+        names = [len(name) for name, _ in self.rows if len(name) <= MAX_NAME]
+        return max([MIN_NAME, *names])
 
 
 @dataclass(frozen=True, slots=True)
