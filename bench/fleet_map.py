@@ -80,7 +80,7 @@ INSERT INTO charge (day_ms, start_ms, end_ms, accelerator_id, workload_id, owner
         sum(u.busy_ms) * 1000000, sum(u.idle_ms) * 1000000, 0, min(p.id), 'USD',
         sum(u.held_ms) * 1000000 / 1440000, sum(u.idle_ms) * 1000000 / 1440000
     FROM usage_hour u JOIN capacity c ON c.accelerator_id = u.accelerator_id CROSS JOIN price p
-    WHERE u.hour_ms >= %(end)s - 2 * 86400000 AND u.state = 'held' GROUP BY 1, 4, 5, 6, 7;
+    WHERE u.hour_ms >= %(end)s - 2 * 86400000 AND u.state = 'held' GROUP BY 1, 4, 5, 6, 7 ORDER BY 1;
 INSERT INTO ledger_day (day_ms, owner_id, state, pool, gpu_model, currency, gpu_ns, busy_ns, idle_ns, unknown_ns,
         cost_micro, idle_cost_micro)
     SELECT d, s.owner_id, s.state, s.pool, s.gpu_model, s.currency, s.gpu_ns, s.busy_ns, s.idle_ns, s.unknown_ns,

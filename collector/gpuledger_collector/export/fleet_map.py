@@ -84,6 +84,8 @@ BLOCK = 10
 """Nodes of a block, across and down."""
 MOST_ROWS = 300
 """Rows of a table; the others are added up in one."""
+Boards = Sequence[Sequence[tuple[MappedAccelerator, str]]]
+"""The boards of a node with their parts, each with the category whose color it has."""
 MOST_NAMED = 8
 """Names after a count of what needs attention."""
 
@@ -385,9 +387,9 @@ class BlockPicture:
 
 def block_pictures(fleet: FleetMap, here: MapAddress) -> list[tuple[str, list[BlockPicture]]]:
     """The nodes of each pool in blocks, each with its boards, in the color of what they did most."""
-    pools: dict[str, list[tuple[MapGroup, list[list[MappedAccelerator]]]]] = {}
-    for node, items in zip(fleet.nodes, fleet.by_node.values(), strict=True):
-        pools.setdefault(node.pool, []).append((node, _boards(items)))
+    pools: dict[str, list[tuple[MapGroup, Boards]]] = {}
+    for node, boards in zip(fleet.nodes, fleet.colored_boards, strict=True):
+        pools.setdefault(node.pool, []).append((node, boards))
     css_of = {name: color_class(fleet, name) for name in fleet.order}
     pictures = []
     for pool, nodes in pools.items():
@@ -401,20 +403,16 @@ def block_pictures(fleet: FleetMap, here: MapAddress) -> list[tuple[str, list[Bl
 def _block(
     fleet: FleetMap,
     here: MapAddress,
-    nodes: Sequence[tuple[MapGroup, Sequence[Sequence[MappedAccelerator]]]],
+    nodes: Sequence[tuple[MapGroup, Boards]],
     across: int,
     css_of: Mapping[str, str],
 ) -> BlockPicture:
     width, height = across * SMALL_WIDTH, SMALL_ROWS * SMALL_HEIGHT
-    ink, links, addresses, color_of = Ink(), [], NodeAddresses(here), fleet.color_of
+    ink, links, addresses = Ink(), [], NodeAddresses(here)
     for at, (node, boards) in enumerate(nodes):
         row, column = divmod(at, BLOCK)
         x, y = column * (width + SMALL_GAP) + 1, row * (height + SMALL_GAP) + 1
-        for place, board in enumerate(boards):
-            line, cell = divmod(place, across)
-            top, start = y + line * SMALL_HEIGHT, x + cell * SMALL_WIDTH
-            for item, left, strip in _strips(board, SMALL_WIDTH):
-                ink.add(css_of[color_of(item)], start + left, top, strip, SMALL_HEIGHT)
+        _draw_boards(ink, boards, x, y, across, css_of)
         if node.troubled:
             ink.add("m-trouble", x - 0.5, y - 0.5, width + 1, height + 1)
         words = f"{node.name or 'no node'}: {counts_words(node.shares)}"
@@ -428,6 +426,31 @@ def _block(
     words = f"{plural(len(nodes), 'node')}, {caption}: {counted}"
     size = BLOCK * (width + SMALL_GAP), rows * (height + SMALL_GAP)
     return BlockPicture(caption, draw_group(*size, words, (ink.paths(), *links)))
+
+
+def _draw_boards(
+    ink: Ink, boards: Boards, x: int, y: int, across: int, css_of: Mapping[str, str]
+) -> None:
+    """The boards of a node from here on, in rows; neighbors of one color at once."""
+    for start in range(0, len(boards), across):
+        left = begun = x
+        drawn = ""
+        for board in boards[start : start + across]:
+            item, color = board[0]
+            is_whole = len(board) == 1 and item.gpu_micro == GPU_MICRO
+            if drawn and not (is_whole and color == drawn):
+                ink.add(css_of[drawn], begun, y, left - begun, SMALL_HEIGHT)
+                drawn = ""
+            if is_whole and not drawn:
+                begun, drawn = left, color
+            if not is_whole:
+                strips = _strips([item for item, _ in board], SMALL_WIDTH)
+                for (_, color_of_part), (_, shift, width) in zip(board, strips, strict=True):
+                    ink.add(css_of[color_of_part], left + shift, y, width, SMALL_HEIGHT)
+            left += SMALL_WIDTH
+        if drawn:
+            ink.add(css_of[drawn], begun, y, left - begun, SMALL_HEIGHT)
+        y += SMALL_HEIGHT
 
 
 @dataclass(frozen=True, slots=True)

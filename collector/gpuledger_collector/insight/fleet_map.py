@@ -10,10 +10,11 @@ the hour; what nobody observed is a category of its own, and never counts as som
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from operator import attrgetter
 
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED
 from gpuledger_collector.accounting.period import HOUR_MS, Period
@@ -55,6 +56,8 @@ MOST_DEVICES = 400
 """Devices that are drawn one by one, with their numbers."""
 MOST_NODES = 4_000
 """Nodes that are drawn one by one, each with its devices."""
+_AT_ONCE = 1_000
+"""Items after which names are counted."""
 
 
 class ColorBy(StrEnum):
@@ -173,14 +176,7 @@ class MappedAccelerator:
             return self.states
         if color is ColorBy.HEALTH:
             return self._by_health()
-        held_ms = self.held_ms
-        if not held_ms and not self.holders:
-            return self.states
-        parts = self._by_team(held_ms) if color is ColorBy.OWNER else self._by_use(held_ms)
-        for state, ms in self.states.items():
-            if state not in _HELD:
-                parts[state] = ms
-        return parts
+        return self.by_owner() if color is ColorBy.OWNER else self._by_use()
 
     def _by_health(self) -> Mapping[str, int]:
         if self.is_rest:
@@ -197,25 +193,38 @@ class MappedAccelerator:
         # What the driver said of an hour that is over is not kept; that it worked is no proof.
         return {**apart, UNKNOWN: rest} if rest else apart
 
-    def _by_team(self, held_ms: int) -> dict[str, int]:
-        # Most accelerators had one holder for all of their held time.
-        if len(self.holders) == 1 and self.holders[0].held_ms >= held_ms:
-            return {self.holders[0].paying_team: self.holders[0].held_ms}
-        sums: dict[str, int] = {}
-        missing = held_ms
+    def by_owner(self) -> Mapping[str, int]:
+        """Its time by who pays for it; what nobody held by state."""
+        parts: dict[str, int] = {}
         for holder in self.holders:
-            team = holder.paying_team
-            sums[team] = sums.get(team, 0) + holder.held_ms
-            missing -= holder.held_ms
-        if missing > 0:
-            sums[NOT_RATED] = sums.get(NOT_RATED, 0) + missing
-        return sums
+            team = holder.team or holder.paying_team
+            if team in parts:
+                parts[team] += holder.held_ms
+            else:
+                parts[team] = holder.held_ms
+        missing_ms, apart = -sum(parts.values()), []
+        for state, ms in self.states.items():
+            if state in _HELD:
+                missing_ms += ms
+            else:
+                apart.append(state)
+        if missing_ms > 0:
+            parts[NOT_RATED] = parts.get(NOT_RATED, 0) + missing_ms
+        if not parts:
+            return self.states
+        for state in apart:
+            parts[state] = self.states[state]
+        return parts
 
-    def _by_use(self, held_ms: int) -> dict[str, int]:
+    def _by_use(self) -> Mapping[str, int]:
+        held_ms = self.held_ms
         if not held_ms:
-            return {}
+            return self.states
         permille = self.use_permille
-        return {ACTIVITY_UNKNOWN if permille is None else use_band(permille): held_ms}
+        band = ACTIVITY_UNKNOWN if permille is None else use_band(permille)
+        return {band: held_ms} | {
+            state: ms for state, ms in self.states.items() if state not in _HELD
+        }
 
 
 def use_band(permille: int) -> str:
@@ -280,16 +289,19 @@ def hour_states(
     return states
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Share:
-    """A category: for how many accelerators it prevails, and its time in GPU-nanoseconds."""
+    """A category: for how many accelerators it prevails, and its time in GPU-nanoseconds.
+
+    Not frozen, as a page makes ten thousand.
+    """
 
     name: str
     accelerators: int
     gpu_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MapGroup:
     """A node or a pool with what its accelerators did."""
 
@@ -348,11 +360,9 @@ class FleetMap:
         if self.color is not ColorBy.OWNER:
             return {}
         sums: dict[str, int] = {}
-        for item, categories in zip(self.items, self._own_categories, strict=True):
-            # As `gpu_ns` has it: tens of thousands of calls would take longer than the sum.
-            gpu_micro = item.gpu_micro
-            for name, ms in categories.items():
-                sums[name] = sums.get(name, 0) + gpu_micro * ms
+        for times in self._node_times:
+            for name, time_ns in times.items():
+                sums[name] = sums.get(name, 0) + time_ns
         sums = {name: time_ns for name, time_ns in sums.items() if name in self.teams}
         colored: dict[int, str] = {}
         for name in sorted(sums, key=lambda name: (-sums[name], name)):
@@ -361,21 +371,26 @@ class FleetMap:
 
     @cached_property
     def _own_categories(self) -> Sequence[Mapping[str, int]]:
-        color = self.color
-        return [item.categories(color) for item in self.items]
+        color, items = self.color, self.items
+        if color is ColorBy.STATE:
+            return [item.states for item in items]
+        if color is ColorBy.OWNER:
+            return [item.by_owner() for item in items]
+        return [item.categories(color) for item in items]
 
     @cached_property
-    def _categories(self) -> Mapping[int, Mapping[str, int]]:
-        # By identity: items are many, and each is drawn, counted and listed.
-        others = set(self.teams) - set(self.colored_teams) if self.color is ColorBy.OWNER else set()
-        return {
-            id(item): _rename(categories, others)
-            for item, categories in zip(self.items, self._own_categories, strict=True)
-        }
+    def _others(self) -> Set[str]:
+        """Teams without a color."""
+        return set(self.teams) - set(self.colored_teams) if self.color is ColorBy.OWNER else set()
+
+    @cached_property
+    def _positions(self) -> Mapping[int, int]:
+        # By identity: items are many, and of two alike each has a place of its own.
+        return {id(item): at for at, item in enumerate(self.items)}
 
     def categories(self, item: MappedAccelerator) -> Mapping[str, int]:
         """The time of an item of the map by what is colored; teams without a color are one."""
-        return self._categories[id(item)]
+        return _merge_others(self._own_categories[self._positions[id(item)]], self._others)
 
     @cached_property
     def order(self) -> tuple[str, ...]:
@@ -390,21 +405,23 @@ class FleetMap:
         return (*self.colored_teams, OTHER_TEAMS, NOT_RATED, *apart)
 
     @cached_property
-    def _colors(self) -> Mapping[int, str]:
-        order = self.order
-        return {number: prevailing(own, order) for number, own in self._categories.items()}
+    def _colors(self) -> Sequence[str]:
+        if self.color is ColorBy.STATE:
+            return [item.prevailing_state for item in self.items]
+        order, others = self.order, self._others
+        return [prevailing(_merge_others(own, others), order) for own in self._own_categories]
 
     def color_of(self, item: MappedAccelerator) -> str:
         """The category whose color an item of the map has."""
-        return self._colors[id(item)]
+        return self._colors[self._positions[id(item)]]
 
     @cached_property
-    def _troubles(self) -> Mapping[int, str]:
-        return {id(item): trouble for item in self.items if (trouble := item.trouble)}
+    def _troubles(self) -> Sequence[str]:
+        return [item.trouble for item in self.items]
 
     def trouble_of(self, item: MappedAccelerator) -> str:
         """What a person should look at; empty where nothing is wrong."""
-        return self._troubles.get(id(item), "")
+        return self._troubles[self._positions[id(item)]]
 
     @cached_property
     def shares(self) -> tuple[Share, ...]:
@@ -413,19 +430,39 @@ class FleetMap:
 
     def share_out(self, items: Iterable[MappedAccelerator]) -> tuple[Share, ...]:
         """The categories of these items, in the order of the legend."""
-        counts: dict[str, int] = {}
+        places = [self._positions[id(item)] for item in items]
+        return self._shares(places, self._add_times(places))
+
+    def _add_times(self, places: Iterable[int]) -> dict[str, int]:
+        """GPU-nanoseconds of the items in these places by category, each team by itself."""
         times: dict[str, int] = {}
-        colors, categories = self._colors, self._categories
-        for item in items:
-            number, gpu_micro = id(item), item.gpu_micro
-            if not item.is_rest:
-                name = colors[number]
-                counts[name] = counts.get(name, 0) + 1
-            for name, ms in categories[number].items():
-                times[name] = times.get(name, 0) + gpu_micro * ms
-        return tuple(
-            Share(name, counts.get(name, 0), times[name]) for name in self.order if name in times
-        )
+        items, categories = self.items, self._own_categories
+        for at in places:
+            gpu_micro = items[at].gpu_micro
+            for name, ms in categories[at].items():
+                # As `gpu_ns` has it: tens of thousands of calls would take longer than the sum.
+                if name in times:
+                    times[name] += gpu_micro * ms
+                else:
+                    times[name] = gpu_micro * ms
+        return times
+
+    def _shares(self, places: Iterable[int], own_times: Mapping[str, int]) -> tuple[Share, ...]:
+        """The categories of the items in these places, which have these times."""
+        counts: dict[str, int] = {}
+        items, colors = self.items, self._colors
+        for at in places:
+            if not items[at].is_rest:
+                color = colors[at]
+                counts[color] = counts[color] + 1 if color in counts else 1
+        times = _merge_others(own_times, self._others)
+        names = sorted(times.keys() & self._rank.keys(), key=self._rank.__getitem__)
+        return tuple([Share(name, counts.get(name, 0), times[name]) for name in names])
+
+    @cached_property
+    def _rank(self) -> Mapping[str, int]:
+        """Where each category stands in the legend."""
+        return {name: at for at, name in enumerate(self.order)}
 
     @property
     def accelerators(self) -> int:
@@ -438,22 +475,55 @@ class FleetMap:
         return sum(share.gpu_ns for share in self.shares)
 
     @cached_property
+    def _places(self) -> Mapping[NodeName, Sequence[int]]:
+        """Where the items of each node are."""
+        nodes: dict[tuple[str, str], list[int]] = {}
+        pool = node = None
+        own: list[int] = []
+        for at, item in enumerate(self.items):
+            # Items of a node follow each other.
+            if item.node != node or item.pool != pool:
+                pool, node = item.pool, item.node
+                own = nodes.setdefault((pool, node), [])
+            own.append(at)
+        return {
+            NodeName(pool, node, self.node_states.get(node, "")): places
+            for (pool, node), places in nodes.items()
+        }
+
+    @cached_property
     def by_node(self) -> Mapping[NodeName, Sequence[MappedAccelerator]]:
         """The items of each node, in order."""
-        nodes: dict[tuple[str, str], list[MappedAccelerator]] = {}
-        for item in self.items:
-            nodes.setdefault((item.pool, item.node), []).append(item)
-        return {
-            NodeName(pool, node, self.node_states.get(node, "")): items
-            for (pool, node), items in nodes.items()
-        }
+        items = self.items
+        return {node: [items[at] for at in places] for node, places in self._places.items()}
+
+    @cached_property
+    def colored_boards(self) -> Sequence[Sequence[Sequence[tuple[MappedAccelerator, str]]]]:
+        """Of each of `nodes` its boards with their parts, each with the category whose color it has."""
+        items, colors = self.items, self._colors
+        nodes = []
+        for places in self._places.values():
+            boards: dict[str, list[tuple[MappedAccelerator, str]]] = {}
+            for at in places:
+                item = items[at]
+                device = item.device
+                if device in boards:
+                    boards[device].append((item, colors[at]))
+                else:
+                    boards[device] = [(item, colors[at])]
+            nodes.append(list(boards.values()))
+        return nodes
+
+    @cached_property
+    def _node_times(self) -> Sequence[Mapping[str, int]]:
+        return [self._add_times(places) for places in self._places.values()]
 
     @cached_property
     def nodes(self) -> Sequence[MapGroup]:
         """Each node of the map."""
         return [
-            self._group(node.name, node.pool, node.state, items)
-            for node, items in self.by_node.items()
+            self._group(node, places, times)
+            for (node, places), times in zip(self._places.items(), self._node_times, strict=True)
         ]
 
     @cached_property
@@ -475,26 +545,23 @@ class FleetMap:
             for pool, nodes in pools.items()
         ]
 
-    def _group(
-        self, name: str, pool: str, state: str, items: Sequence[MappedAccelerator]
-    ) -> MapGroup:
-        shares = self.share_out(items)
-        return MapGroup(
-            name,
-            pool,
-            state,
-            sum(share.accelerators for share in shares),
-            sum(share.gpu_ns for share in shares),
-            shares,
-            sum(id(item) in self._troubles for item in items),
-        )
+    def _group(self, node: NodeName, places: Sequence[int], times: Mapping[str, int]) -> MapGroup:
+        shares, troubles = self._shares(places, times), self._troubles
+        accelerators = time_ns = troubled = 0
+        for share in shares:
+            accelerators += share.accelerators
+            time_ns += share.gpu_ns
+        for at in places:
+            if troubles[at]:
+                troubled += 1
+        return MapGroup(node.name, node.pool, node.state, accelerators, time_ns, shares, troubled)
 
     @cached_property
     def troubles(self) -> Mapping[str, Sequence[MappedAccelerator]]:
         """Accelerators that a person should look at, by what is wrong."""
         troubles: dict[str, list[MappedAccelerator]] = {}
-        for item in self.items:
-            if trouble := self.trouble_of(item):
+        for item, trouble in zip(self.items, self._troubles, strict=True):
+            if trouble:
                 troubles.setdefault(trouble, []).append(item)
         idle = [item for item in self.items if item.is_idle_held]
         order = (SILENT_NODE, *STATES)
@@ -502,7 +569,7 @@ class FleetMap:
         return {**found, "held idle": idle} if idle else found
 
 
-def _rename(categories: Mapping[str, int], others: Set[str]) -> Mapping[str, int]:
+def _merge_others(categories: Mapping[str, int], others: Set[str]) -> Mapping[str, int]:
     """The same categories with those of the other teams as one."""
     if not others or others.isdisjoint(categories):
         return categories
@@ -525,9 +592,21 @@ def add_shares(groups: Iterable[MapGroup], order: Sequence[str]) -> tuple[Share,
 
 def finest_grain(items: Sequence[MappedAccelerator]) -> Grain:
     """The finest unit of which few enough are there to be told apart."""
-    if len({item.device for item in items}) <= MOST_DEVICES:
+    if not _has_more(items, attrgetter("device"), MOST_DEVICES):
         return Grain.GPU
-    return Grain.NODE if len({item.node for item in items}) <= MOST_NODES else Grain.POOL
+    return Grain.POOL if _has_more(items, attrgetter("node"), MOST_NODES) else Grain.NODE
+
+
+def _has_more(
+    items: Sequence[MappedAccelerator], name_of: Callable[[MappedAccelerator], str], most: int
+) -> bool:
+    """Whether items have more different names than this; looks no further once that is known."""
+    names: set[str] = set()
+    for start in range(0, len(items), _AT_ONCE):
+        names.update(map(name_of, items[start : start + _AT_ONCE]))
+        if len(names) > most:
+            return True
+    return False
 
 
 _DIGITS = re.compile(r"(\d+)")

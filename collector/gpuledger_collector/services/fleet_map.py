@@ -101,11 +101,14 @@ def _read_hour(
     until_ms = min(hour.end_ms, checks[-1].until_ms if is_rated else now_ms)
     rows = fleet_hours.used_hours(connection, hour, asked.pool, asked.node)
     counted = Period(start_ms, max(start_ms, until_ms))
-    by_number = {
-        own_rows[-1].accelerator_id: item
-        for own_rows in _rows_by_accelerator(rows)
-        if (item := _hour_of(own_rows, counted)).states
-    }
+    whole_ms = counted.ms
+    by_number = {}
+    for own_rows in _rows_by_accelerator(rows):
+        # Hardly any comes, goes or moves in an hour, and there are tens of thousands.
+        stays = len(own_rows) == 1 and _stays(own_rows[0], counted)
+        item = _hour_of(own_rows[-1], whole_ms if stays else _present_ms(own_rows, counted))
+        if item.states:
+            by_number[own_rows[-1].accelerator_id] = item
     if asked.with_holders or asked.color is ColorBy.OWNER:
         # Jobs are named where accelerators are drawn one by one, and in files.
         drawn = asked.narrow(by_number.values())
@@ -127,12 +130,11 @@ def _read_hour(
     )
 
 
-def _hour_of(rows: Sequence[UsedHour], counted: Period) -> MappedAccelerator:
-    """One accelerator's hour; one that moved stands where it was last."""
-    row = rows[-1]
+def _hour_of(row: UsedHour, present_ms: int) -> MappedAccelerator:
+    """One accelerator's hour, from where it was last."""
     busy_ms, idle_ms = row.busy_ms or 0, row.idle_ms or 0
     states = hour_states(
-        _present_ms(rows, counted),
+        present_ms,
         busy_ms,
         idle_ms,
         row.unknown_ms or 0,
@@ -140,14 +142,12 @@ def _hour_of(rows: Sequence[UsedHour], counted: Period) -> MappedAccelerator:
         row.unavailable_ms or 0,
     )
     known_ms = busy_ms + idle_ms
-    return _item(row, states, busy_ms * 1000 // known_ms if known_ms else None)
+    use_permille = busy_ms * 1000 // known_ms if known_ms else None
+    return _item(row, states, use_permille)
 
 
 def _present_ms(rows: Sequence[PlacedAccelerator], counted: Period) -> int:
     """For how much of the counted time an accelerator was there, wherever it was."""
-    # Hardly any comes, goes or moves in an hour, and there are tens of thousands.
-    if len(rows) == 1 and _stays(rows[0], counted):
-        return counted.ms
     periods = [Period(own.in_ms, FAR_MS if own.out_ms is None else own.out_ms) for own in rows]
     there = (period.clip(counted) for period in join_periods(periods))
     return sum(part.ms for part in there if part is not None)
@@ -316,9 +316,14 @@ def _rows_by_accelerator(rows: Sequence[Placed]) -> Iterable[Sequence[Placed]]:
 
 def _by_accelerator(rows: Iterable[HolderRow]) -> Mapping[int, Sequence[Holder]]:
     """The holders of each accelerator, longest first."""
-    by_id: dict[int, list[Holder]] = defaultdict(list)
+    by_id: dict[int, list[Holder]] = {}
     for row in rows:
-        by_id[row.accelerator_id].append(Holder(row.team, row.workload, row.name, row.held_ms))
+        number = row.accelerator_id
+        holder = Holder(row.team, row.workload, row.name, row.held_ms)
+        if number in by_id:
+            by_id[number].append(holder)
+        else:
+            by_id[number] = [holder]
     for holders in by_id.values():
         if len(holders) > 1:
             holders.sort(key=lambda holder: (-holder.held_ms, holder.workload))

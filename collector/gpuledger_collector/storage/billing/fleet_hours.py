@@ -98,6 +98,9 @@ def used_hours(
 ) -> list[UsedHour]:
     """Read the accelerators that were there in an hour, each with its sums; one that moved has a
     row for each place, with the sums of all of them.
+
+    Each row of the ledger lies in an hour, so its times fit an integer; sums of those cost half of
+    sums of bigint, which Postgres adds up as numeric.
     """
     return select_as(
         connection,
@@ -105,11 +108,11 @@ def used_hours(
         f"""
         WITH used AS MATERIALIZED (
             SELECT accelerator_id,
-                (sum(busy_ms) FILTER (WHERE state = 'held'))::bigint AS busy_ms,
-                (sum(idle_ms) FILTER (WHERE state = 'held'))::bigint AS idle_ms,
-                (sum(held_ms - busy_ms - idle_ms) FILTER (WHERE state = 'held'))::bigint AS unknown_ms,
-                (sum(held_ms) FILTER (WHERE state = 'unallocated'))::bigint AS unallocated_ms,
-                (sum(held_ms) FILTER (WHERE state = 'unavailable'))::bigint AS unavailable_ms
+                sum(busy_ms::integer) FILTER (WHERE state = 'held') AS busy_ms,
+                sum(idle_ms::integer) FILTER (WHERE state = 'held') AS idle_ms,
+                sum((held_ms - busy_ms - idle_ms)::integer) FILTER (WHERE state = 'held') AS unknown_ms,
+                sum(held_ms::integer) FILTER (WHERE state = 'unallocated') AS unallocated_ms,
+                sum(held_ms::integer) FILTER (WHERE state = 'unavailable') AS unavailable_ms
             FROM usage_hour WHERE hour_ms >= %(start)s AND hour_ms < %(end)s GROUP BY 1
         )
         SELECT {_PLACED}, u.busy_ms, u.idle_ms, u.unknown_ms, u.unallocated_ms, u.unavailable_ms
@@ -142,16 +145,17 @@ _CHARGED = """charged AS MATERIALIZED (
     SELECT DISTINCT ON (l.accelerator_id, l.workload_id) l.accelerator_id, l.workload_id,
         coalesce(o.team, '') AS team
     FROM (SELECT accelerator_id, workload_id, owner_id, start_ms FROM charge
-            WHERE day_ms = ANY(%(days)s) AND state = 'held' AND {wanted}
+            WHERE day_ms = ANY(%(days)s) AND {wanted} AND state = 'held'
         UNION ALL SELECT accelerator_id, workload_id, owner_id, start_ms FROM correction
-            WHERE day_ms = ANY(%(days)s) AND state = 'held' AND gpu_ns > 0 AND {wanted}) l
+            WHERE day_ms = ANY(%(days)s) AND {wanted} AND state = 'held' AND gpu_ns > 0) l
         LEFT JOIN owner o ON o.id = l.owner_id
     ORDER BY l.accelerator_id, l.workload_id, l.start_ms DESC
 )"""
 """Who pays for holders, by the charges of these days that are wanted, newest first."""
 _OF_HOUR = _CHARGED.format(
-    wanted="accelerator_id IS NOT NULL AND workload_id IS NOT NULL AND start_ms < %(end)s"
-    " AND end_ms > %(start)s"
+    # What leaves out most comes first: Postgres asks in this order of every charge of the day.
+    wanted="start_ms < %(end)s AND end_ms > %(start)s"
+    " AND accelerator_id IS NOT NULL AND workload_id IS NOT NULL"
 )
 _OF_PRESENT = _CHARGED.format(
     wanted="(accelerator_id, workload_id) IN"
@@ -175,7 +179,7 @@ def hour_holders(
         f"""
         WITH {_OF_HOUR}
         SELECT u.accelerator_id, {names}, CASE WHEN u.workload_id IS NULL THEN '' ELSE t.team END AS team,
-            sum(u.held_ms)::bigint AS held_ms
+            sum(u.held_ms::integer) AS held_ms
         FROM usage_hour u {joined}
             LEFT JOIN charged t ON t.accelerator_id = u.accelerator_id AND t.workload_id = u.workload_id
         WHERE u.hour_ms >= %(start)s AND u.hour_ms < %(end)s AND u.state = 'held'
