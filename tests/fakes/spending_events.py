@@ -66,7 +66,9 @@ class World:
         """One workload that holds so many GPUs from start to end."""
         number = len(self.facts) + 1
         user = USERS.get(name.rpartition("-")[0] or name, USERS.get(name, f"{team}-user"))
-        self.facts[number] = WorkloadFacts(number, "slurm", user, None, name, {"team": team})
+        self.facts[number] = WorkloadFacts(
+            number, "slurm", user, None, name, {"team": team}, key=f"slurm::{number}"
+        )
         end_ms = min(start_ms + length_ms, END)
         for hour_ms in range(start_ms - start_ms % HOUR_MS, end_ms, HOUR_MS):
             part = min(end_ms, hour_ms + HOUR_MS) - max(start_ms, hour_ms)
@@ -187,7 +189,8 @@ def first_notices() -> Iterator[AnomalyNotice]:
             if found:
                 ids = found[0].evidence[WORKLOADS]
                 users = tuple(sorted({str(world.facts[each].user) for each in ids}))
-                yield AnomalyNotice(number, found[0], end_ms, users)
+                runs = tuple(world.facts[each].key for each in ids)
+                yield AnomalyNotice(number, found[0], end_ms, users, runs)
                 break
 
 

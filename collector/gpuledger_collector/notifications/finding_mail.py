@@ -17,7 +17,12 @@ from gpuledger_collector.accounting.money import Money, round_amounts
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.accounting.readable import hours_text
 from gpuledger_collector.insight.anomalies.causes import UNUSED
-from gpuledger_collector.insight.anomalies.spending_findings import PILES_UP, UNUSUAL_HOURS
+from gpuledger_collector.insight.anomalies.detector import LONG_RUNNING_HOURS
+from gpuledger_collector.insight.anomalies.spending_findings import (
+    BY_LONG_RUNNING,
+    PILES_UP,
+    UNUSUAL_HOURS,
+)
 from gpuledger_collector.insight.durations import lasting
 from gpuledger_collector.insight.findings import AT_LISTED_RATES, Finding
 from gpuledger_collector.insight.notifications.finding_rules import (
@@ -55,6 +60,7 @@ GIB = 2**30
 MAX_ACCELERATORS = 8
 MAX_ROWS = 10
 MAX_USERS = 3
+MAX_RUNS = 3
 FEW_HOURS = 4
 MIN_ALIKE = 3
 CAUSES = (
@@ -427,17 +433,33 @@ def pace_text(finding: Finding) -> str:
 
 def spent_text(finding: Finding) -> str:
     """What the episode cost in all, and the same hours before; empty where that is not known."""
-    before = finding.evidence.get("before_micro")
-    if before is None or finding.cost_micro is None:
+    if (amounts := _spent_and_usual(finding)) is None:
         return ""
-    spent, usual = (
-        Money(micro, finding.currency or "") for micro in (before + finding.cost_micro, before)
-    )
+    spent, usual = amounts
     # Of the amounts as they are read, so that whoever computes it again finds the same.
     percent = (
         f" ({round(100 * (spent.minor - usual.minor) / usual.minor):+} %)" if usual.minor else ""
     )
     return f"{spent} instead of {usual}{percent}"
+
+
+def shown_change(finding: Finding) -> Money:
+    """What it costs more, as the amounts of `spent_text` differ: so that whoever adds up those of
+    several finds their sum.
+    """
+    if (amounts := _spent_and_usual(finding)) is None:
+        return Money(finding.cost_micro or 0, finding.currency or "")
+    spent, usual = amounts
+    return Money.from_minor(spent.minor - usual.minor, spent.currency)
+
+
+def _spent_and_usual(finding: Finding) -> tuple[Money, Money] | None:
+    """What the episode cost, and the same hours before; None where that is not known."""
+    before = finding.evidence.get("before_micro")
+    if before is None or finding.cost_micro is None:
+        return None
+    currency = finding.currency or ""
+    return Money(before + finding.cost_micro, currency), Money(before, currency)
 
 
 def _use_text(evidence: Mapping[str, Any]) -> str:
@@ -448,6 +470,12 @@ def _use_text(evidence: Mapping[str, Any]) -> str:
     others = " and others" if len(evidence["workloads"]) > 1 else ""
     share = round(100 * int(evidence.get("busy_ms", 0)) / known_ms)
     return f"GPUs of {name}{others} were busy in {share} % of their time"
+
+
+def _runs_text(runs: Sequence[str]) -> str:
+    """Ids of the latest runs, as `gpuledger runs show` takes them, the latest first."""
+    shown = [safe_name(run, 60) for run in reversed(runs[-MAX_RUNS:])]
+    return ", ".join(shown) + (" and earlier ones" if len(runs) > MAX_RUNS else "")
 
 
 def users_text(users: Sequence[str]) -> str:
@@ -496,6 +524,8 @@ def _anomaly_rows(notice: AnomalyNotice) -> list[tuple[str, str]]:
     rows = [("When", f"since {instant(finding.since_ms)}, {state} {instant(finding.until_ms)}")]
     if notice.users:
         rows.append(("Run by", users_text(notice.users)))
+    if notice.runs:
+        rows.append(("Runs", _runs_text(notice.runs)))
     if use := _use_text(finding.evidence):
         rows.append(("Use", use))
     spent = spent_text(finding)
@@ -564,8 +594,14 @@ def _confidence_text(finding: Finding) -> str:
         return "a guess: found within minutes, before an hour was complete"
     hours = (finding.until_ms - finding.since_ms) // HOUR_MS
     flagged = finding.evidence.get(UNUSUAL_HOURS, round(finding.confidence * hours))
-    unusual = f"far above usual in {flagged} of {plural(hours, 'hour')}"
-    return f"{unusual} so far: early, it may end by itself" if flagged < FEW_HOURS else unusual
+    seen = (
+        f", seen in what runs for over {LONG_RUNNING_HOURS} hours"
+        if finding.evidence.get(BY_LONG_RUNNING)
+        else ""
+    )
+    if hours < FEW_HOURS:
+        return f"early, from {plural(hours, 'hour')}: it may end by itself{seen}"
+    return f"above usual for {plural(hours, 'hour')}, far above in {flagged} of them{seen}"
 
 
 def write_reclaim_mail(action: ReclaimAction, workload: IdleWorkload | None) -> Content:

@@ -20,6 +20,7 @@ from gpuledger_collector.notifications.finding_mail import (
     INTENDED,
     headline,
     pace_text,
+    shown_change,
     spent_text,
     users_text,
 )
@@ -125,9 +126,7 @@ def _line(notice: AnomalyNotice) -> str:
 
 def _change_text(notices: Sequence[AnomalyNotice]) -> str:
     """What they cost more, or less, than the same hours before."""
-    totals = total_by_currency(
-        Money(notice.finding.cost_micro or 0, notice.finding.currency or "") for notice in notices
-    )
+    totals = total_by_currency(shown_change(notice.finding) for notice in notices)
     return " and ".join(
         f"{Money(abs(total.micro), total.currency)} {'more' if total.micro >= 0 else 'less'}"
         for total in totals

@@ -363,7 +363,11 @@ class _Run:
         )
         if notification_id is None:
             return None
-        return AnomalyNotice(notification_id, finding, self._at_ms, self._users_of(finding))
+        ids = finding.evidence.get(WORKLOADS, ())
+        facts = workloads.facts(self._connection, ids)
+        users = tuple(sorted({fact.user for fact in facts.values() if fact.user}))
+        runs = tuple(facts[each].key for each in ids if each in facts)
+        return AnomalyNotice(notification_id, finding, self._at_ms, users, runs)
 
     def send_spending_weeks(self) -> None:
         """Tell what was not mailed by itself in the last week, in the first run of a week."""
@@ -399,11 +403,6 @@ class _Run:
                 episodes.recipients,
                 self._writers.spending_week(week),
             )
-
-    def _users_of(self, finding: Finding) -> tuple[str, ...]:
-        """The users of what a finding is about, by name."""
-        facts = workloads.facts(self._connection, finding.evidence.get(WORKLOADS, ()))
-        return tuple(sorted({fact.user for fact in facts.values() if fact.user}))
 
     def send_summaries(self) -> None:
         """Send last week's summary to the leads of each team, in the first run of a week."""

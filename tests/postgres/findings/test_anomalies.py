@@ -83,7 +83,7 @@ def test_a_runaway_is_one_finding_with_its_exact_cost(fleet, findings, ledger):
     assert (evidence["price_micro"], evidence["volume_micro"] + evidence["mix_micro"]) == (0, cost)
     assert sum(driver["change_micro"] for driver in evidence["drivers"]) == cost
     assert (evidence["cause"], evidence["workloads"]) == ("new workload", ["2"])
-    assert evidence["sentence"] == "2 was first seen on 19 Oct, 06:00 UTC, 1 run on 4 GPUs"
+    assert evidence["sentence"] == "2 is new since 19 Oct, 06:00 UTC: 1 run on 4 GPUs"
 
     usage(fleet, range(RUNAWAY[0] + 6, DAYS * 24))
     fold_usage(ledger)
@@ -209,7 +209,7 @@ def test_the_command_says_what_it_is(fleet, findings, ledger, run):
     code, out, err = run(*with_days, "--format", "csv", "--exit-code")
     (row,) = csv.DictReader(io.StringIO(out))
     assert (code, row["cause"], row["workloads"]) == (1, "new workload", "2"), err
-    assert row["sentence"].startswith("2 was first seen on ")
+    assert row["sentence"].startswith("2 is new since ")
     assert json.loads(run(*with_days, "--format", "json")[1])[0]["sentence"] == row["sentence"]
     assert run(*with_days)[0] == 0
     assert row["sentence"][:20] in " ".join(run(*with_days)[1].split())

@@ -177,6 +177,21 @@ def test_what_piles_up_says_that_it_will_be_more(texts):
     assert "pile up" not in texts["ads"]
 
 
+def test_runs_are_named_by_their_ids(notices, texts):
+    """What is to be ended needs a name that the scheduler takes; the latest first."""
+    (run,) = notices["nlp"].runs
+    assert f"Runs {run} Use" in texts["nlp"]
+    latest = ", ".join(reversed(notices["ads"].runs[-3:]))
+    assert f"Runs {latest} and earlier ones Use" in texts["ads"]
+
+
+def test_how_sure_is_said_of_the_hours_so_far(texts):
+    """Of few hours that it is early; of what a team's total does not show, by what it was seen."""
+    assert "How sure early, from 2 hours: it may end by itself" in texts["ads"]
+    assert "How sure above usual for 11 hours, far above in 4 of them" in texts["inference"]
+    assert "seen in what runs for over 12 hours" in texts["genomics"]
+
+
 def test_lines_with_one_amount_are_one(texts):
     assert "sweep-0 and 7 more USD 10.00 each" in texts["ads"]
     assert "replica-0 and 2 more USD 9.80 each replica-3 USD 5.60" in texts["robotics"]

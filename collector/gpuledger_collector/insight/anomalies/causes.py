@@ -315,14 +315,14 @@ def _new(case: AnomalyCase) -> AnomalyCause | None:
     runs = [run for run in case.runs if run.name in new and case.contains(run)]
     first = instant_text(min((run.start_ms for run in runs), default=case.begin_ms))
     sentence = (
-        f"{new[0]} was first seen on {first}"
+        f"{new[0]} is new since {first}"
         if len(new) == 1
-        else f"{len(new)} workload names, such as {new[0]}, were first seen on {first}"
+        else f"{len(new)} workload names, such as {new[0]}, are new, the first since {first}"
     )
-    sentence += f", {plural(len(runs), 'run')} on {_sizes_text(runs)}"
+    sentence += f": {plural(len(runs), 'run')} on {_sizes_text(runs)}"
     # All of what rose needs no number; others may cost less at the same time.
     if share < case.rise:
-        sentence += f": {100 * share // case.rise} % of what rose"
+        sentence += f", {100 * share // case.rise} % of what rose"
     arrivals = _arrivals_text(runs)
     return AnomalyCause(NEW, sentence + arrivals, tuple(new[:5]), bool(arrivals))
 

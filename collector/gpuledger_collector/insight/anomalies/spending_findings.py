@@ -23,7 +23,6 @@ from gpuledger_collector.insight.anomalies.causes import (
     find_storms,
 )
 from gpuledger_collector.insight.anomalies.detector import (
-    LONG_RUNNING_HOURS,
     AnomalyEpisode,
     Detection,
     group_episodes,
@@ -48,10 +47,10 @@ BY_MINUTES = "by_minutes"
 """Evidence key of an episode that was found from minutes (services/spending_watch.py) and not confirmed by
 an hour yet.
 """
-SEEN_IN_LONG_RUNNING = (
-    f"it shows in what runs for over {LONG_RUNNING_HOURS} hours, as the team's total varies too"
-    " much"
-)
+BY_LONG_RUNNING = "by_long_running"
+"""Evidence key of an episode that shows in what has run for LONG_RUNNING_HOURS: the total of its
+team varies too much.
+"""
 ONSET_SHARE = 0.5
 """Hours right before the first flagged one belong to its episode while they have this share of what it
 was above the expected: what begins at night is flagged when it has lasted.
@@ -114,7 +113,7 @@ def _episode_finding(
     if first_minute_ms is not None:
         evidence[FIRST_MINUTE] = first_minute_ms
     if _is_by_long_running(detection, part):
-        evidence["sentence"] = f"{evidence['sentence']}; {SEEN_IN_LONG_RUNNING}"
+        evidence[BY_LONG_RUNNING] = True
     evidence[UNUSUAL_HOURS] = int(detection.flag[part].sum())
     evidence["highest_score"] = round(float(np.nanmax(detection.score[part])), 2)
     cost = sum(driver.change_micro for driver in changes)

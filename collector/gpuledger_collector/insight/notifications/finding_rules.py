@@ -250,7 +250,8 @@ class IdleNotice:
 
 @dataclass(frozen=True, slots=True)
 class AnomalyNotice:
-    """Content of a mail about anomalous spending; `users` run what it is about, as far as known.
+    """Content of a mail about anomalous spending; `users` run what it is about, as far as known,
+    and `runs` are the ids of its latest runs in their order.
 
     `collected_ms`: it was told in the mail of a week then, and has grown since.
     """
@@ -259,6 +260,7 @@ class AnomalyNotice:
     finding: Finding
     at_ms: int
     users: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
     collected_ms: int | None = None
 
 

@@ -174,10 +174,7 @@ def test_a_dearer_rate_is_named():
 def test_names_never_seen_before_are_new():
     told = explain(case([*past(many=3), run("moe", FRIDAY, 20, 8)], {"moe": 900, "train": 100}))
     assert told.kind == "new workload"
-    assert (
-        told.sentence
-        == "moe was first seen on 25 Sep, 18:00 UTC, 1 run on 8 GPUs: 90 % of what rose"
-    )
+    assert told.sentence == "moe is new since 25 Sep, 18:00 UTC: 1 run on 8 GPUs, 90 % of what rose"
 
 
 def test_new_runs_that_pile_up_are_said_to():

@@ -10,7 +10,7 @@ from gpuledger_collector.accounting.attribution import WorkloadFacts
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.insight.anomalies.detector import detect
-from gpuledger_collector.insight.anomalies.spending_findings import SEEN_IN_LONG_RUNNING, judge_team
+from gpuledger_collector.insight.anomalies.spending_findings import BY_LONG_RUNNING, judge_team
 from gpuledger_collector.insight.anomalies.team_spending import spending_by_team
 from gpuledger_collector.insight.findings import WorkloadUsage
 
@@ -66,10 +66,10 @@ def test_a_finding_says_where_it_shows():
         coverage = {("pool", hour * HOUR_MS): 1.0 for hour in range(hours)}
         spending = team.hourly(hours * HOUR_MS, coverage)
         findings = judge_team(team, detect(*spending), [], Period(0, hours * HOUR_MS))
-        sentences = [
-            finding.evidence["sentence"]
+        seen = [
+            finding.evidence.get(BY_LONG_RUNNING, False)
             for finding in findings
             if finding.until_ms > 500 * HOUR_MS and finding.state != "storm"
         ]
-        assert sentences
-        assert any(SEEN_IN_LONG_RUNNING in sentence for sentence in sentences) == said
+        assert seen
+        assert any(seen) == said
