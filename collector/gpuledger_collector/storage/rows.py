@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -90,6 +90,14 @@ def select_text(connection: Connection, query: Query, values: Values = None) -> 
     """Read a text; None where there is none."""
     text = select_value(connection, query, values)
     return None if text is None else str(text)
+
+
+def bigints(numbers: Iterable[int]) -> str:
+    """A list of integers as the text of a `bigint[]`, for a parameter that the statement casts.
+
+    psycopg looks at each item of a list twice: 50,000 take it 30 ms, and this 4.
+    """
+    return f"{{{','.join(map(str, numbers))}}}"
 
 
 def object_row(kind: type[Item]) -> Callable[[Cursor[Any]], Callable[[Sequence[Any]], Item]]:

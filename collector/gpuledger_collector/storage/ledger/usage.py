@@ -12,6 +12,7 @@ from gpuledger_collector.storage.ledger import pool_hours
 from gpuledger_collector.storage.ledger.workloads import first_report
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import (
+    bigints,
     iterate_as,
     select_as,
     select_number,
@@ -66,7 +67,7 @@ def requested_hours(connection: Connection, period: Period) -> list[int]:
 
 def remove_recompute_requests(connection: Connection, ids: Iterable[int]) -> None:
     """Remove exactly these requests: those that arrived meanwhile stay."""
-    connection.execute("DELETE FROM hour_recompute WHERE id = ANY(%s)", (list(ids),))
+    connection.execute("DELETE FROM hour_recompute WHERE id = ANY(%s::bigint[])", (bigints(ids),))
 
 
 def usage_intervals(
@@ -78,9 +79,9 @@ def usage_intervals(
         connection,
         UsageInterval,
         f"WITH s AS MATERIALIZED (SELECT * FROM {_evidence(period)} AS evidence WHERE"
-        f" accelerator_id = ANY(%s) AND end_ms > {int(period.start_ms)} AND state <> 'present')"
+        f" accelerator_id = ANY(%s::bigint[]) AND end_ms > {int(period.start_ms)} AND state <> 'present')"
         f" SELECT {_USAGE_INTERVAL} FROM s LEFT JOIN node n ON n.id = s.node_id",
-        (list(accelerator_ids),),
+        (bigints(accelerator_ids),),
         prepare=False,
     )
 
@@ -113,7 +114,7 @@ def evidence_sums(
                     AND end_ms > start_ms AND end_ms <= start_ms - start_ms % {HOUR_MS} + {HOUR_MS}
                     AND (state <> 'held' OR busy_ms + idle_ms + unknown_ms = end_ms - start_ms) AS is_additive
             FROM {_evidence(period)} AS s
-            WHERE accelerator_id = ANY(%s) AND end_ms > {int(period.start_ms)}
+            WHERE accelerator_id = ANY(%s::bigint[]) AND end_ms > {int(period.start_ms)}
                 AND state <> 'present'
         ), named AS (
             SELECT accelerator_id, hour_ms, state, workload_id, workload_attributes_id,
@@ -134,7 +135,7 @@ def evidence_sums(
             GROUP BY 1, 2, 3, 4, 5
         ) SELECT s.*, coalesce(n.name, '') AS node FROM s LEFT JOIN node n ON n.id = s.node_id
         """.replace("% ", "%% "),
-        (list(accelerator_ids),),
+        (bigints(accelerator_ids),),
         prepare=False,
     )
 
@@ -202,7 +203,12 @@ def replace_hourly_usage(
             "DELETE FROM usage_hour u USING unnest(%s::bigint[], %s::bigint[]) AS h"
             " (accelerator_id, hour_ms) WHERE u.accelerator_id = h.accelerator_id AND u.hour_ms -"
             " u.hour_ms %% %s = h.hour_ms AND u.hour_ms >= %s AND u.hour_ms < %s",
-            ([pair[0] for pair in hours], [pair[1] for pair in hours], HOUR_MS, *bounds),
+            (
+                bigints(pair[0] for pair in hours),
+                bigints(pair[1] for pair in hours),
+                HOUR_MS,
+                *bounds,
+            ),
         )
         pool_hours.delete(connection, {hour_ms for _, hour_ms in hours})
     with connection.cursor().copy(

@@ -9,7 +9,7 @@ from gpuledger_collector.accounting.attribution import WorkloadFacts
 from gpuledger_collector.accounting.charged_runs import NamedWorkload
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select, select_as, select_values, to_object
+from gpuledger_collector.storage.rows import bigints, select, select_as, select_values, to_object
 
 
 def first_report(usage: str) -> str:
@@ -37,8 +37,8 @@ def facts(connection: Connection, ids: Sequence[int]) -> dict[int, WorkloadFacts
             WorkloadFacts,
             "SELECT id, kind, user_name AS user, account, name, tags, key, coalesce(job, '') AS job,"
             " coalesce(queue, '') AS queue"
-            " FROM workload WHERE id = ANY(%s)",
-            (list(ids),),
+            " FROM workload WHERE id = ANY(%s::bigint[])",
+            (bigints(ids),),
         )
     }
 
@@ -80,7 +80,7 @@ def attributes(connection: Connection, ids: Sequence[int]) -> dict[int, Workload
             " FROM workload_attributes WHERE id = n.id OFFSET 0) t CROSS JOIN LATERAL (SELECT id,"
             " kind, key"
             " FROM workload WHERE id = t.workload_id OFFSET 0) w",
-            (list(ids),),
+            (bigints(ids),),
         )
     }
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select_values
+from gpuledger_collector.storage.rows import bigints, select_values
 from gpuledger_collector.storage.telemetry import minutes, node_utilization
 from gpuledger_collector.storage.telemetry.node_utilization import AT_ONCE, consecutive_hours
 
@@ -105,5 +105,10 @@ def _roll_up_minutes(
             {", ".join(f"{name} = excluded.{name}" for name in _COLUMNS)}
             WHERE ({_columns_of("old")}) IS DISTINCT FROM ({_columns_of("excluded")})
         """.encode(),
-        ([pair[0] for pair in hours], [pair[1] for pair in hours], HOUR_MS, *bounds),
+        (
+            bigints(pair[0] for pair in hours),
+            bigints(pair[1] for pair in hours),
+            HOUR_MS,
+            *bounds,
+        ),
     )

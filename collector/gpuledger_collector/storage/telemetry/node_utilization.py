@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.locks import Connection, Lock
-from gpuledger_collector.storage.rows import select, select_values
+from gpuledger_collector.storage.rows import bigints, select, select_values
 from gpuledger_collector.storage.telemetry import minutes
 
 QUARTER_MS = HOUR_MS // 4
@@ -82,7 +82,7 @@ WITH placement AS (
 ), minute AS (
     SELECT accelerator_id, minute_ms, {", ".join(f"{source}::float8 AS {name}" for name, source in RATIOS.items())}
     FROM gpu_minute
-    WHERE accelerator_id = ANY(%(ids)s) AND minute_ms >= %(start)s AND minute_ms < %(end)s
+    WHERE accelerator_id = ANY(%(ids)s::bigint[]) AND minute_ms >= %(start)s AND minute_ms < %(end)s
 ), part AS (
     SELECT s.node_id, m.minute_ms / {HOUR_MS} * {HOUR_MS} AS hour_ms, m.accelerator_id,
         m.minute_ms %% {HOUR_MS} / {QUARTER_MS} AS quarter,
@@ -95,7 +95,7 @@ WITH placement AS (
         {", ".join(f"{_quarters(name)} AS {name}" for name in _COLUMNS)}
     FROM part GROUP BY 1, 2
 ), gone AS (
-    DELETE FROM node_utilization WHERE hour_ms >= %(start)s AND hour_ms < %(end)s AND node_id = ANY(%(nodes)s)
+    DELETE FROM node_utilization WHERE hour_ms >= %(start)s AND hour_ms < %(end)s AND node_id = ANY(%(nodes)s::bigint[])
         AND (node_id, hour_ms) NOT IN (SELECT node_id, hour_ms FROM computed)
 )
 INSERT INTO node_utilization AS old (hour_ms, node_id, accelerator_ids, {", ".join(_COLUMNS)})
@@ -116,7 +116,7 @@ def recompute(connection: Connection, hours: Sequence[tuple[int, int]]) -> None:
     """
     for part in consecutive_hours(hours):
         bounds = {"start": part[0][1], "end": part[-1][1] + HOUR_MS}
-        ids = list({accelerator_id for accelerator_id, _ in part})
+        ids = bigints({accelerator_id for accelerator_id, _ in part})
         nodes = select_values(connection, _AFFECTED, {**bounds, "ids": ids})
         _recompute_hours(connection, bounds, nodes)
 
@@ -148,14 +148,15 @@ def _recompute_hours(
     """
     if not nodes:
         return
-    placements = select(connection, _PLACEMENTS, {**bounds, "nodes": list(nodes)})
+    node_ids = bigints(nodes)
+    placements = select(connection, _PLACEMENTS, {**bounds, "nodes": node_ids})
     values = {
         **bounds,
-        "nodes": list(nodes),
-        "ids": [placement.accelerator_id for placement in placements],
-        "at": [placement.node_id for placement in placements],
-        "from": [placement.from_ms for placement in placements],
-        "until": [placement.until_ms for placement in placements],
+        "nodes": node_ids,
+        "ids": bigints(placement.accelerator_id for placement in placements),
+        "at": bigints(placement.node_id for placement in placements),
+        "from": bigints(placement.from_ms for placement in placements),
+        "until": bigints(placement.until_ms for placement in placements),
     }
     connection.execute("SET LOCAL work_mem = '64MB'")
     connection.execute(_WRITE.encode(), values)
