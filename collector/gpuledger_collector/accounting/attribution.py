@@ -13,12 +13,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from gpuledger_collector.accounting.owner_tree import LEVELS, OwnerPath, path_of
 from gpuledger_collector.accounting.reserved_names import escape_name
 
 FACTS = ("kind", "user", "account", "name", "job", "queue", "pool", "node")
 """Names that a rule may match in addition to tags."""
+PLACE_FACTS = ("pool", "node")
+"""Those that belong to what a workload holds, and differ from one accelerator of it to another."""
 
 MAX_PATH_BYTES = 2_600
 """Of the levels of an owner: one is found by all of them, and an entry of an index holds 2,704."""
@@ -119,12 +122,28 @@ class Attribution:
             levels["user"] = facts.user
         for rule in self.matching(facts, at_ms):
             levels |= _assign_owner(rule, facts)
-        # Cut and escaped after the rules, since a rule may put a user's text into a level.
-        return path_of({level: escape_name(name) for level, name in _cut_levels(levels).items()})
+        return _path_of_texts(tuple(levels.items()))
+
+    @property
+    def depends_on_place(self) -> bool:
+        """Whether some rule looks at the pool or the node where a workload runs."""
+        names = {
+            name
+            for rule in self.rules
+            for name in (*rule.match, *_PLACEHOLDER.findall("".join(rule.assign.values())))
+        }
+        return not names.isdisjoint(PLACE_FACTS)
 
     def matching(self, facts: WorkloadFacts, at_ms: int) -> list[Rule]:
         """The rules that hold for this workload at this instant, in order."""
         return [rule for rule in self.rules if rule.in_force(at_ms) and _matches(rule, facts)]
+
+
+@lru_cache(maxsize=65536)
+def _path_of_texts(levels: tuple[tuple[str, str], ...]) -> OwnerPath:
+    """The owner of levels as tags and rules name them; most workloads of a fleet share theirs."""
+    # Cut and escaped after the rules, since a rule may put a user's text into a level.
+    return path_of({level: escape_name(name) for level, name in _cut_levels(dict(levels)).items()})
 
 
 def _cut_levels(levels: Mapping[str, str]) -> Mapping[str, str]:

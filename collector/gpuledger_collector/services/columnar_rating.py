@@ -100,13 +100,16 @@ def rate_fleet(
     book: PriceBook,
     owner_at: Callable[[str, str], OwnerOf],
     epoch_of: Callable[[int], int],
+    *,
+    by_place: bool = True,
 ) -> dict[int, list[Charge]] | None:
     """Rate a fleet on a day: the charges of each accelerator by its id; None where an amount is too
     large for it.
 
     `rows` are those of the fleet in the order in which an accelerator's are rated; each rating
     interval has one row for a state, workload and report of it at most. `owner_at` gives the owners
-    in a pool and on a node, which do not change within an epoch.
+    in a pool and on a node, which do not change within an epoch; they are the same everywhere unless
+    `by_place`.
     """
     if not fleet.accelerators:
         return {}
@@ -139,7 +142,11 @@ def rate_fleet(
     costs = _costs(micro.repeat(len(intervals)) * total, price, prices)
     if costs is None or int(costs.max()) * longest >= LARGEST:
         return None
-    owners, owner = _owners(fleet, at, cell % len(intervals), intervals, rows, owner_at, epoch_of)
+    places = [
+        (accelerator.pool, accelerator.node) if by_place else ("", "")
+        for accelerator in fleet.accelerators
+    ]
+    owners, owner = _owners(places, at, cell % len(intervals), intervals, rows, owner_at, epoch_of)
     parts = _parts(rows, cell, owner, total, seen, costs)
     return _charges(fleet, day, intervals, parts, (prices, price), owners, micro)
 
@@ -192,7 +199,7 @@ def _costs(
 
 
 def _owners(
-    fleet: Fleet,
+    place_of: Sequence[tuple[str, str]],
     at: Integers,
     interval: Integers,
     intervals: Sequence[Period],
@@ -201,10 +208,10 @@ def _owners(
     epoch_of: Callable[[int], int],
 ) -> tuple[list[OwnerPath | None], Integers]:
     """The owners that occur, None first, and which of them each row has; asked once where the
-    answer is the same.
+    answer is the same. `place_of` is pool and node of each accelerator.
     """
     places: dict[tuple[str, str], int] = {}
-    place = [places.setdefault((one.pool, one.node), len(places)) for one in fleet.accelerators]
+    place = [places.setdefault(where, len(places)) for where in place_of]
     owners: dict[OwnerPath | None, int] = {None: 0}
     epoch = np.array([epoch_of(period.start_ms) for period in intervals], dtype=np.int64)[interval]
     of_place = np.array(place, dtype=np.int64)[at]
@@ -357,9 +364,12 @@ def _charges(
         sums(known_energy.astype(np.int64)),
         strict=True,
     )
+    spans: dict[tuple[int, int], Period] = {}
     for number, begin, price_number, state, workload_id, owner, end, *amounts in lines:
         accelerator = fleet.accelerators[number]
-        span = Period(intervals[begin].start_ms, intervals[end].end_ms)
+        span = spans.get((begin, end))
+        if span is None:
+            span = spans[begin, end] = Period(intervals[begin].start_ms, intervals[end].end_ms)
         holder = None if workload_id == NONE else workload_id, owners[owner]
         charge = _charge(
             accelerator, day, span, STATES[state], holder, prices[price_number], amounts

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from gpuledger_collector.accounting.ledger_rows import CapacityRow, EvidenceSum, RecomputeRequest
-from gpuledger_collector.accounting.period import HOUR_MS, Calendar, Period, day_of
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period, day_of
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.usage import (
     HELD,
@@ -155,7 +155,7 @@ def fold_requested(
     # Day by day: evidence and inventory are read once for each day rather than once for each hour.
     by_day: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for accelerator_id, hour_ms in hours:
-        by_day[day_of(hour_ms).start_ms][accelerator_id].append(hour_ms)
+        by_day[hour_ms - hour_ms % DAY_MS][accelerator_id].append(hour_ms)
     for of_accelerators in by_day.values():
         _fold_day(connection, of_accelerators, book, calendar, database)
     rated_days.request_recompute(
@@ -183,22 +183,27 @@ def _fold_day(
     database: Database | None,
 ) -> None:
     span = Period(min(map(min, hours.values())), max(map(max, hours.values())) + HOUR_MS)
-    placements = placements_of(_rows_of(inventory.capacity(connection, span), hours))
+    capacity: dict[int, list[CapacityRow]] = defaultdict(list)
+    for row in inventory.capacity(connection, span):
+        if row.accelerator_id in hours:
+            capacity[row.accelerator_id].append(row)
     # Where the billing zone is offset by half an hour, its midnight falls inside a UTC hour, and
     # the piece must be cut there.
     midnights = () if calendar.is_utc else calendar.cuts(span)
     cut_hours_ms = {cut - cut % HOUR_MS for cut in (*book.cuts(span), *midnights) if cut % HOUR_MS}
-    by_span: dict[Period, dict[int, Sequence[int]]] = defaultdict(dict)
+    by_bounds: dict[tuple[int, int], dict[int, Sequence[int]]] = defaultdict(dict)
     # Late evidence of one accelerator makes others read no more than their own hours.
     for accelerator_id, hours_ms in hours.items():
-        by_span[Period(min(hours_ms), max(hours_ms) + HOUR_MS)][accelerator_id] = hours_ms
-    for own_span, own_hours in by_span.items():
+        by_bounds[min(hours_ms), max(hours_ms)][accelerator_id] = hours_ms
+    for (first_ms, last_ms), own_hours in by_bounds.items():
+        own_span = Period(first_ms, last_ms + HOUR_MS)
         sums = _evidence_sums(connection, list(own_hours), own_span, database)
-        pieces, added_up = _added_up(sums, own_hours, placements, cut_hours_ms)
+        pieces, added_up = _added_up(sums, own_hours, capacity, cut_hours_ms)
         usage.replace_hourly_usage(connection, _pairs(own_hours, added_up), pieces)
         others = {
             number: hours_ms for number, hours_ms in own_hours.items() if number not in added_up
         }
+        placements = placements_of(row for number in others for row in capacity.get(number, ()))
         for accelerator_ids in _parts(others):
             pieces = _fold_pieces(
                 connection, accelerator_ids, own_hours, own_span, placements, book, midnights
@@ -239,7 +244,7 @@ def _evidence_sums(
 def _added_up(
     evidence_sums: Iterable[EvidenceSum],
     hours: Mapping[int, Sequence[int]],
-    placements: Mapping[int, Sequence[RatedPlacement]],
+    capacity: Mapping[int, Sequence[CapacityRow]],
     cut_hours_ms: Set[int],
 ) -> tuple[list[HourlyUsage], set[int]]:
     """Pieces of the accelerators whose evidence the database can add up, as most can, and these
@@ -254,34 +259,40 @@ def _added_up(
     pieces: list[HourlyUsage] = []
     added_up: set[int] = set()
     for accelerator_id, hours_ms in hours.items():
-        own, own_placements = sums.get(accelerator_id, ()), placements.get(accelerator_id, ())
+        own, own_capacity = sums.get(accelerator_id, ()), capacity.get(accelerator_id, ())
         # Evidence without capacity has no pieces, as in `fold_hours`.
         inside = [
             evidence_sum
             for evidence_sum in own
-            if own_placements and evidence_sum.hour_ms in hours_ms
+            if own_capacity and evidence_sum.hour_ms in hours_ms
         ]
         if (
             all(evidence_sum.is_additive for evidence_sum in own)
             and cut_hours_ms.isdisjoint(hours_ms)
-            and _is_of_one_place(inside, own_placements)
+            and _is_of_one_place(inside, own_capacity)
         ):
             added_up.add(accelerator_id)
             pieces += map(_piece, inside)
     return pieces, added_up
 
 
-def _is_of_one_place(sums: Sequence[EvidenceSum], placements: Sequence[RatedPlacement]) -> bool:
+def _is_of_one_place(sums: Sequence[EvidenceSum], capacity: Sequence[CapacityRow]) -> bool:
     """Whether all this evidence is of the one place in which its accelerator was."""
     if not sums:
         return True
-    if len(placements) != 1:
-        return False
-    node, period = placements[0].accelerator.node, placements[0].period
+    # Of a large fleet nearly all have one row, and nothing else of a placement is needed here.
+    if len(capacity) == 1:
+        node, start_ms, end_ms = capacity[0].node, capacity[0].in_ms, capacity[0].out_ms
+    else:
+        (placements,) = placements_of(capacity).values()
+        if len(placements) != 1:
+            return False
+        node, period = placements[0].accelerator.node, placements[0].period
+        start_ms, end_ms = period.start_ms, period.end_ms
     return all(
         node in ("", each.node)
-        and period.start_ms <= each.first_ms
-        and each.last_ms <= period.end_ms
+        and start_ms <= each.first_ms
+        and (end_ms is None or each.last_ms <= end_ms)
         for each in sums
     )
 
@@ -347,10 +358,6 @@ def _parts(hours: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
             part, size = [], 0
     if part:
         yield part
-
-
-def _rows_of(rows: Sequence[CapacityRow], accelerators: Mapping[int, object]) -> list[CapacityRow]:
-    return [row for row in rows if row.accelerator_id in accelerators]
 
 
 def fold_hours(

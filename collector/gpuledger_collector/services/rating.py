@@ -457,7 +457,14 @@ def _rated_together(
     )
     together = fleet.holds(rows)
     rated = columnar_rating.rate_fleet(
-        fleet, day, until_ms, rows.where(together), book, owners.owners_at, owners.epoch
+        fleet,
+        day,
+        until_ms,
+        rows.where(together),
+        book,
+        owners.owners_at,
+        owners.epoch,
+        by_place=owners.depend_on_place,
     )
     others: dict[int, list[HourlyUsage]] = defaultdict(list)
     for piece in (rows if rated is None else rows.where(~together)).pieces():
@@ -502,20 +509,16 @@ def price_usage(
     nodes = NodeUsage(usage.day, usage.until_ms)
     capacity_costs: dict[object, CapacityCost] = {}
     for key, placement, capacity, inside in _usage_by_key(usage, book):
-        owner_of = usage.owners.owners_at(
-            placement.accelerator.pool,
-            placement.accelerator.node,
-            placement.accelerator.accelerator_id,
-        )
-        where = (placement.accelerator, usage.day, capacity)
+        place = placement.accelerator
+        owner_of = usage.owners.owners_at(place.pool, place.node, place.accelerator_id)
+        where = (place, usage.day, capacity)
         covered = coverage.shares_of(key)
-        rated = usage.rated.get(placement.accelerator.accelerator_id)
+        rated = usage.rated.get(place.accelerator_id)
         if rated is None:
             rated = rate_accelerator_day(*where, inside, book, owner_of, usage.until_ms, covered)
         charges += rated
         # Not derived from the charges: the conservation check compares two computations.
         # Accelerators that cost the same, as most of a fleet do, are computed once.
-        place = placement.accelerator
         node_key = book.node_key(place.node)
         alike = (place.gpu_micro, place.pool, place.gpu_model, node_key, *capacity)
         if covered is not None or alike not in capacity_costs:
@@ -770,6 +773,7 @@ class Owners:
         self._workloads = workloads
         self._said = reported or {}
         self._edges = edges_of(rules)
+        self._depends_on_place = self._attribution.depends_on_place
         self._known: dict[tuple[int, int | None, str, str, int], OwnerPath] = {}
 
     def reported(self) -> dict[int, list[WorkloadFacts]]:
@@ -846,6 +850,14 @@ class Owners:
         )
         return begin == end and not self._decided.names(workload_id, None)
 
+    @property
+    def depend_on_place(self) -> bool:
+        """Whether a workload may have one owner in one pool or on one node, and another elsewhere.
+
+        Where no dispute has decided anything; a decision may name an accelerator.
+        """
+        return self._depends_on_place
+
     def epoch(self, at_ms: int) -> int:
         """How many rules began or ended to hold before an instant: while it stays the same, so do
         the owners.
@@ -856,11 +868,13 @@ class Owners:
         self, workload_id: int, pool: str, node: str, at_ms: int, attributes_id: int | None
     ) -> OwnerPath:
         """Whom tags and rules charge, whatever disputes decided."""
+        if not self._depends_on_place:
+            pool = node = ""
         key = (workload_id, attributes_id, pool, node, self.epoch(at_ms))
         owner = self._known.get(key)
         if owner is None:
             facts = self._facts(workload_id, attributes_id)
-            if self._attribution.rules:
+            if self._depends_on_place:
                 # Rules see where the workload ran in this piece, not where it was reported last.
                 facts = replace(facts, pool=pool, node=node)
             owner = self._known[key] = self._attribution.owner_of(facts, at_ms)

@@ -34,6 +34,20 @@ def test_a_tag_named_like_a_level_is_that_level():
     assert Attribution().owner_of(facts(), 0) == OwnerPath()
 
 
+@pytest.mark.parametrize(
+    ("match", "assign", "by_place"),
+    [
+        ({"account": "a"}, {"team": "{queue}"}, False),
+        ({"pool": "train"}, {"team": "a"}, True),
+        ({"account": "*"}, {"team": "on {node} of {account}"}, True),
+    ],
+)
+def test_owners_depend_on_the_place_where_a_rule_names_it(match, assign, by_place):
+    """A pattern or a placeholder of pool or node; without rules nothing does."""
+    assert Attribution([rule(1, match, assign)]).depends_on_place is by_place
+    assert not Attribution().depends_on_place
+
+
 @given(st.dictionaries(st.sampled_from(LEVELS), st.text("aä視🚀()", max_size=2000)))
 def test_no_owner_is_longer_than_an_index_holds(tags):
     """Names that fit are kept; of others each level is cut, and none becomes a reserved one."""

@@ -45,7 +45,7 @@ rates = st.one_of(st.just(Decimal("2.333333333")), st.decimals("0.000000001", 50
 @st.composite
 def books(draw):
     """Prices that begin, end and lack, in two currencies, and rules that change whom they charge
-    within an hour.
+    within an hour, by what was reported or by where a workload runs.
     """
     prices = [
         Price(
@@ -61,8 +61,10 @@ def books(draw):
         )
         for number in range(draw(st.integers(0, 3)))
     ]
+    match = st.sampled_from([{"account": "a"}, {"pool": "train"}])
+    project = st.sampled_from(["p", "{node}"])
     rules = (
-        [Rule(1, "a", 1, {"account": "a"}, {"project": "p"}, draw(instants), None)]
+        [Rule(1, "a", 1, draw(match), {"project": draw(project)}, draw(instants), None)]
         if draw(st.booleans())
         else []
     )
