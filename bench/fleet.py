@@ -27,6 +27,7 @@ import argparse
 import asyncio
 import contextlib
 import datetime as dt
+import gc
 import multiprocessing
 import os
 import resource
@@ -53,6 +54,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from fakes.postgres import open_folder
 from fakes.processes import BIN, MSGPACK, CollectorProcess
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Period, month
+from gpuledger_collector.cli.common import GARBAGE_THRESHOLD
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.telemetry import partitions
@@ -425,6 +427,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.month and given.minutes < 4:
         parser.error("--month: --minutes must be 4 or more")
+    # As in every process of the product; the hour is folded and rated in this one.
+    gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
     print(f"{machine()}\n{given.nodes * GPUS:,} GPUs, {given.nodes / MINUTE_S:.0f} posts/s\n")
     folder = open_folder("gpuledger-bench-")
     settings = {"GPULEDGER_WORKERS": given.workers} if given.workers else {}

@@ -637,7 +637,7 @@ def _rated_until(connection: Connection, day: Period, now_ms: int) -> int:
     """
     if now_ms >= day.end_ms:
         return day.end_ms
-    latest = usage.latest_evidence_ms(connection, max(day.start_ms, now_ms - HOUR_MS))
+    latest = usage.latest_evidence_ms(connection, max(day.start_ms, now_ms - HOUR_MS), now_ms)
     return min(day.end_ms, max(now_ms, min(latest or 0, now_ms + FAST_CLOCK_MS)))
 
 

@@ -56,7 +56,9 @@ def state(ledger, dsn):
     with database.transaction(read_only=True) as connection:
         found["intervals"] = sorted(map(repr, usage.usage_intervals(connection, ids, WHOLE)))
         found["sums"] = sorted(map(repr, usage.evidence_sums(connection, ids, WHOLE)))
-        found["latest"] = usage.latest_evidence_ms(connection, OCTOBER)
+        latest_ms = found["latest"] = usage.latest_evidence_ms(connection, OCTOBER)
+        assert usage.latest_evidence_ms(connection, OCTOBER, latest_ms - 1) == latest_ms
+        assert usage.latest_evidence_ms(connection, OCTOBER, latest_ms) is None
         lines = list(reports.billed_so_far(connection, OCTOBER))
         found["dispute"] = dispute_evidence.gather(connection, lines, WHOLE)
         for group in ("pool", "team"):

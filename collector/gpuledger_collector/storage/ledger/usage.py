@@ -140,12 +140,16 @@ def evidence_sums(
     )
 
 
-def latest_evidence_ms(connection: Connection, since_ms: int) -> int | None:
-    """Return the end of the latest evidence that begins at or after an instant; None when there is
-    none.
+def latest_evidence_ms(connection: Connection, since_ms: int, after_ms: int = 0) -> int | None:
+    """Return the end of the latest evidence that begins at or after an instant and ends after
+    another; None when there is none.
+
+    Rows are found by their end, without those that end before.
     """
     return select_number(
-        connection, f"SELECT max(end_ms) FROM {usage_evidence.intervals(int(since_ms))} AS s"
+        connection,
+        f"SELECT max(end_ms) FROM {usage_evidence.intervals(int(since_ms))} AS s WHERE end_ms >"
+        f" {int(after_ms)}",
     )
 
 
