@@ -699,8 +699,8 @@ def test_a_budget_that_is_spent_says_by_how_much(rated, run, written, overview, 
 
 
 def test_a_budget_stands_with_its_own_days_beside_the_bill(rated, run, written, overview, reads):
-    """A range from the month before to the next one: first and last day, on the overview and on the
-    statement.
+    """A range from the month before to the next one: first and last day beside its name, on the
+    overview and on the statement.
     """
     budget = (
         '[[budget]]\nname = "autumn"\nteam = "vision"\nperiod = "range"\nfrom = 2025-09-24\nto ='
@@ -713,7 +713,8 @@ def test_a_budget_stands_with_its_own_days_beside_the_bill(rated, run, written, 
     view = View(Principal("admin", "a"))
     statement = pages.statement_page(reads, "team", "vision", "2025-10", view).body.decode()
     for text in (Page(overview()).text, Page(statement).text):
-        assert re.search(r"of 12,000\.00 USD \(\d+ %\) from 2025-09-24 to 2025-11-28", text), text
+        head = r"autumn (\(vision\) )?[a-z ]+ from 2025-09-24 to 2025-11-28"
+        assert re.search(rf"{head} .*of 12,000\.00 USD \(\d+ %\);", text), text
 
 
 def test_a_cause_of_bad_health_has_a_next_step(fleet, overview):
