@@ -194,6 +194,13 @@ def test_jobs_are_searched_and_narrowed(fleet):
     assert "username" not in form_of(ask(fleet, f"/jobs?period={MONTH}")[1])
     _, text = ask(fleet, f"/jobs?username={OWN}-use&period={MONTH}")
     assert "is what you asked for" in text
+    # Hours to the tenth, as elsewhere, and what one of them cost beside the charge.
+    _, text = ask(fleet, f"/jobs?sort=price&period={MONTH}")
+    (row,) = [row for row in re.findall(r"<tr>.*?</tr>", text) if f"{OWN}-job</a>" in row]
+    head, *rows = read_csv(ask(fleet, f"/jobs?sort=price&period={MONTH}&format=csv")[1])
+    (paid,) = [one[head.index("cost_per_gpu_hour")] for one in rows if f"{OWN}-job" in one]
+    assert f'<span class="sub">{paid} a GPU-hour</span>' in row
+    assert re.search(r'<td class="num">[\d,]+\.\d</td>', row), row
     # A pattern of SQL is a text here.
     _, text = ask(fleet, f"/jobs?q=%25&period={MONTH}")
     assert "is what you asked for" in text

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 
 from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.money import Money
-from gpuledger_collector.accounting.unit_cost import UnitCost
+from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
+from gpuledger_collector.accounting.unit_cost import UnitCost, cost_per
+
+PAID_DIGITS = 4
+"""Decimal places of what a GPU-hour cost: charges are rounded to millionths, which more would show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,15 @@ class ChargedAmounts(Measures):
     def idle_cost(self) -> Money | None:
         """How much of that was for idle time; None: unpriced."""
         return self._money(self.idle_cost_micro)
+
+    @property
+    def cost_per_gpu_hour(self) -> Decimal | None:
+        """What it was charged for a GPU-hour that it held; None: unpriced, or corrections took back
+        what it held.
+        """
+        if self.cost_micro is None or not self.currency or self.gpu_ns <= 0:
+            return None
+        return cost_per(self.cost_micro, self.gpu_ns, GPU_NS_PER_HOUR, PAID_DIGITS)
 
     def _money(self, micro: int | None) -> Money | None:
         return None if micro is None or not self.currency else Money(micro, self.currency)

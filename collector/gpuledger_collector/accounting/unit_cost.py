@@ -133,11 +133,11 @@ class UnitCost:
         return cost_per(self.used_micro, self.units, self.per)
 
 
-def cost_per(micro: int, units: int, per: int) -> Decimal | None:
-    """Major units for `per` units to DIGITS places; None for no units."""
+def cost_per(micro: int, units: int, per: int, digits: int = DIGITS) -> Decimal | None:
+    """Major units for `per` units to `digits` places, half to even; None for no units."""
     if not units:
         return None
-    return Decimal(round_half_even_div(micro * per * 10**DIGITS, units * MICRO)).scaleb(-DIGITS)
+    return Decimal(round_half_even_div(micro * per * 10**digits, units * MICRO)).scaleb(-digits)
 
 
 def hour_costs(charges: Iterable[Charge], held: Iterable[HeldHour]) -> dict[int, HourCost]:

@@ -90,6 +90,7 @@ SPLIT_BY = {"team", "model"}
 ORDERS = {
     "cost": "dearest first",
     "waste": "most idle cost first",
+    "price": "dearest an hour first",
     "newest": "newest first",
     "unknown": "most hours without a reading first",
 }

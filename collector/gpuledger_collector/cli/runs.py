@@ -72,6 +72,7 @@ class Order(enum.StrEnum):
     waste = "waste"
     unit = "unit"
     newest = "newest"
+    price = "price"
 
 
 class Grouping(enum.StrEnum):

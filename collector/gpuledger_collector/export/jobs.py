@@ -6,6 +6,7 @@ from decimal import Decimal
 
 from gpuledger_collector.accounting.charged_runs import ChargedJob
 from gpuledger_collector.accounting.quantity import hours_decimal
+from gpuledger_collector.export import html
 from gpuledger_collector.export.report import Column, Kind, Report
 from gpuledger_collector.export.runs import GPU_TIME_ONLY
 
@@ -40,6 +41,12 @@ JOBS = Report[ChargedJob](
         ),
         Column("cost_held_idle", lambda item: item.idle_cost, Kind.MONEY),
         Column("currency", lambda item: item.currency),
+        Column(
+            "cost_per_gpu_hour",
+            lambda item: html.unit_price(item.cost_per_gpu_hour) or None,
+            Kind.DECIMAL,
+            is_optional=True,
+        ),
         Column("workloads", lambda item: " ".join(item.workloads), in_table=False),
         Column("notice", lambda _: GPU_TIME_ONLY, in_table=False),
     ),

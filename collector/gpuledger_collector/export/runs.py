@@ -113,6 +113,12 @@ RUNS = Report[ListedRun](
         ),
         Column("cost_held_idle", lambda item: item.run.idle_cost, Kind.MONEY),
         Column("currency", lambda item: item.run.currency),
+        Column(
+            "cost_per_gpu_hour",
+            lambda item: html.unit_price(item.run.cost_per_gpu_hour) or None,
+            Kind.DECIMAL,
+            is_optional=True,
+        ),
         Column("kwh", _kwh, Kind.SIZE, in_table=False),
         Column(
             "unit_cost",

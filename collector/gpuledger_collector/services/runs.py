@@ -40,13 +40,14 @@ from gpuledger_collector.storage.ledger import workloads
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.row_level_security import as_viewer
 
-COST, WASTE, NEWEST, UNIT = "cost", "waste", "newest", "unit"
+COST, WASTE, NEWEST, UNIT, PRICE = "cost", "waste", "newest", "unit", "price"
 NOT_KNOWN = "unknown"
 ORDERS: Mapping[str, Callable[[RunSums], Any]] = {
     COST: lambda run: (-(run.cost_micro or 0), -run.gpu_ns, run.key),
     WASTE: lambda run: (-(run.idle_cost_micro or 0), -run.idle_ns, run.key),
     NEWEST: lambda run: (-run.start_ms, run.key),
     NOT_KNOWN: lambda run: (-run.unknown_ns, run.key),
+    PRICE: lambda run: (-(run.cost_per_gpu_hour or 0), -(run.cost_micro or 0), run.key),
 }
 """How a list may be ordered, besides by the cost of a unit."""
 
@@ -55,6 +56,7 @@ JOB_ORDERS: Mapping[str, Callable[[ChargedJob], Any]] = {
     COST: lambda job: (-(job.cost_micro or 0), -job.gpu_ns, job.job, job.uid),
     WASTE: lambda job: (-(job.idle_cost_micro or 0), -job.idle_ns, job.job, job.uid),
     NEWEST: lambda job: (-job.start_ms, job.job, job.uid),
+    PRICE: lambda job: (-(job.cost_per_gpu_hour or 0), -(job.cost_micro or 0), job.job, job.uid),
 }
 """How a list of jobs may be ordered: units are counted by workload."""
 

@@ -63,7 +63,7 @@ def test_a_run_has_the_state_that_its_scheduler_says(ask, dsn):
     assert keys_of(ask(state="no-such-state")) == []
 
 
-@pytest.mark.parametrize("order", ["cost", "waste", "newest"])
+@pytest.mark.parametrize("order", ["cost", "waste", "newest", "price"])
 @pytest.mark.parametrize(
     "asked",
     [

@@ -240,6 +240,30 @@ def test_the_list_is_sorted_and_has_unit_costs_beside_waste(priced, run):
     ] == ["slurm::2"]
 
 
+def test_the_list_says_what_an_hour_cost_and_sorts_by_it(priced, run):
+    """Over a change of the price it is what was paid on average."""
+    dearer = ("--pool", "train", "--rate", "7.2", "--currency", "USD")
+    assert run("prices", "set", *dearer, "--from", "2025-10-01T02:00:00Z")[0] == 0
+    priced.evidence(
+        [
+            Held(1, 1, 0, 2 * HOUR, busy=2 * HOUR),
+            Held(2, 2, HOUR, 3 * HOUR, busy=2 * HOUR),
+        ]
+    )
+    for by, name in (("workload", "run"), ("job", "workloads")):
+        code, out, err = run("runs", *PERIOD, "--sort", "price", "--by", by, "--format", "csv")
+        assert code == 0, err
+        rows = list(csv.DictReader(io.StringIO(out)))
+        assert [(row[name], row["cost"], row["cost_per_gpu_hour"]) for row in rows] == [
+            ("slurm::2", "10.80", "5.40"),
+            ("slurm::1", "7.20", "3.60"),
+        ]
+    assert [
+        row["cost_per_gpu_hour"]
+        for row in json.loads(run("runs", *PERIOD, "--sort", "price", "--format", "json")[1])
+    ] == ["5.40", "3.60"]
+
+
 def test_parts_peers_and_scaling_stand_in_the_report(priced, run):
     """A run with a pause has two parts; an older run of its name on fewer GPUs says how it scales."""
     for number in (3, 4, 5):
