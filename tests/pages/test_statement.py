@@ -7,6 +7,7 @@ import datetime as dt
 import io
 import json
 from decimal import Decimal
+from urllib.parse import parse_qsl, urlsplit
 
 import psycopg
 import pytest
@@ -19,6 +20,7 @@ from gpuledger_collector.accounting.budgets import MONTH as MONTHLY
 from gpuledger_collector.accounting.budgets import Budget
 from gpuledger_collector.accounting.period import UTC_DAYS, Period
 from gpuledger_collector.accounting.period import month as month_of
+from gpuledger_collector.accounting.reserved_names import unescape_name
 from gpuledger_collector.accounting.statement import (
     compared_windows,
     days_left_out,
@@ -26,8 +28,13 @@ from gpuledger_collector.accounting.statement import (
     split_minor,
     weekdays_unlike,
 )
+from gpuledger_collector.api.auth.principal import ANYBODY
+from gpuledger_collector.api.list_pages import jobs_page
+from gpuledger_collector.api.narrowing import Narrowing
+from gpuledger_collector.api.page_routes import View
+from gpuledger_collector.export.html import hours
 from gpuledger_collector.export.site import Site
-from gpuledger_collector.export.statement import as_html
+from gpuledger_collector.export.statement import as_html, say_changes
 from gpuledger_collector.services.budget_status import status_of
 from gpuledger_collector.services.findings import WholeFleet
 from gpuledger_collector.services.period_comparison import compare_periods
@@ -39,6 +46,7 @@ from gpuledger_collector.services.statement import (
 )
 from gpuledger_collector.storage.billing import statements
 from gpuledger_collector.storage.findings import findings
+from gpuledger_common.plurals import plural
 
 from .conftest import HOSTILE, OCTOBER_NIGHT_MS
 
@@ -179,11 +187,53 @@ def test_its_head_names_the_largest_cause_in_the_amounts_below(furnished, run, l
             f", mostly for more GPU-hours: +{volume / 10**6:,.2f} USD, of it"
             f" +{job.volume_micro / 10**6:,.2f} USD by job {job.label[0]}" in head
         )
+        # Assistants are told the same sentence.
+        assert say_changes(made)["USD"].removesuffix(".") in head.replace(" ,", ",")
         assert f"Change +{change.change_micro / 10**6:,.2f} USD" in below
         assert f"by volume (GPU-hours) +{volume / 10**6:,.2f}" in below
         receipt = f"/jobs/{job.label[0]}?period=2025-10&team=vision"
-        # At its head, in what made the difference, and among the dearest jobs.
-        assert page.links.count(receipt) == (3 if is_served else 0)
+        # At its head and in what made the difference; the dearest jobs lead to all of a name.
+        assert page.links.count(receipt) == (2 if is_served else 0)
+
+
+def test_dearest_jobs_lead_to_their_runs(furnished, run, ledger, reads):
+    """A row is all runs of a name and user on a model: it says how many, and leads to a list of just
+    these, whose hours and cost are its own; also where the id stands for a name, and in brackets.
+    """
+    named = {4: ("", "ann"), 5: ("(mine)", "ann"), 7: ("(mine)", "ann"), 8: ("(mine)", "bob")}
+    furnished.workload(7, team="vision", project="segments")
+    furnished.workload(8, team="vision", project="segments")
+    furnished.evidence([Held(gpu, job, 2 * DAY, 2 * DAY + HOUR) for gpu, job in ((1, 7), (2, 8))])
+    for job, (name, user) in named.items():
+        furnished.connection.execute(
+            "UPDATE workload SET name = %s, user_name = %s WHERE key = %s",
+            (name, user, f"slurm::{job}"),
+        )
+    run("chargeback", *MONTH)
+    made = made_of(ledger, "vision")
+    site = Site(path="/statements/team/vision/2025-10", sees_fleet=True)
+    page = Page(as_html(made, site))
+    assert page.faults == []
+    assert "Dearest jobs, by name and user" in page.text
+    lines = [(section.currency, line) for section in made.sections for line in section.jobs]
+    asked = [dict(parse_qsl(urlsplit(path).query)) for path in page.links if "/jobs?name=" in path]
+    assert sorted(
+        (*(one[name] for name in ("name", "username", "model", "project")), one["period"])
+        for one in asked
+    ) == sorted(
+        (unescape_name(name), user, model, project, "2025-10")
+        for _, line in lines
+        for name, user, project, model in [line.label]
+    )
+    for one, (currency, line) in zip(asked, lines, strict=True):
+        view = View.narrow(ANYBODY, {name: one[name] for name in ("period", "team", "project")})
+        narrowing = Narrowing(model=one["model"], username=one["username"])
+        charged = jobs_page(reads, view, narrowing, one["name"], "cost", "none").body.decode()
+        rows = [row for row in Page(charged).tables[0].rows[1:] if row[-1].split()[1] == currency]
+        assert len(rows) == line.runs
+        assert f" · {plural(line.runs, 'run')}" in page.text
+        assert sum(number(row[4]) for row in rows) == number(hours(line.gpu_ns))
+    assert {line.runs for _, line in lines} == {1, 2}
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ from gpuledger_collector.accounting.shared_costs import SharedCost
 
 _Line = TypeVar("_Line", bound=Measures)
 MAX_JOBS = 10
+CORRECTION_OF = "correction of "
+"""Before the month that a line corrects, in its label."""
 UNNAMED = "(not named)"
 DAYS_OF_A_WEEK = 7
 SATURDAY = 5
@@ -58,6 +60,7 @@ class OwnerJob(Measures):
 
     `correction_of`: the closed month that it corrects; empty: it is the period's own. `price_id`:
     the price that it was charged by, where jobs are asked for by price; None: none, or not asked.
+    `runs`: how many of them there are; of time without a job there is none.
     """
 
     name: str
@@ -67,6 +70,7 @@ class OwnerJob(Measures):
     currency: str | None
     correction_of: str = ""
     price_id: int | None = None
+    runs: int = 0
 
     @property
     def holder(self) -> tuple[str, str, str]:
@@ -88,12 +92,14 @@ class Contested:
 class TableLine(Measures):
     """A line of a table.
 
-    `cost_minor` and `idle_cost_minor` add up over the table to what the chargeback shows.
+    `cost_minor` and `idle_cost_minor` add up over the table to what the chargeback shows. `runs`:
+    of how many runs it is, where it is about jobs; else 0.
     """
 
     label: tuple[str, ...]
     cost_minor: int
     idle_cost_minor: int | None
+    runs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +222,7 @@ def make_section(
             owner_days,
             lambda part: (escape_name(part.model) or UNNAMED, *_correction(part, calendar)),
         ),
-        jobs=_table(row, jobs, _job_label, MAX_JOBS),
+        jobs=_table(row, jobs, _job_label, MAX_JOBS, lambda job: job.runs),
         corrections=tuple(
             sorted((line for line in corrections if line.label), key=lambda line: line.label)
         ),
@@ -251,11 +257,11 @@ def _corrected_month(part: OwnerDay, calendar: Calendar) -> tuple[str, ...]:
 
 
 def _correction(part: OwnerDay, calendar: Calendar) -> tuple[str, ...]:
-    return tuple(f"correction of {month}" for month in _corrected_month(part, calendar))
+    return tuple(f"{CORRECTION_OF}{month}" for month in _corrected_month(part, calendar))
 
 
 def _job_label(job: OwnerJob) -> tuple[str, ...]:
-    correction = (f"correction of {job.correction_of}",) if job.correction_of else ()
+    correction = (f"{CORRECTION_OF}{job.correction_of}",) if job.correction_of else ()
     return (job.name, job.user, job.project, job.model, *correction)
 
 
@@ -272,10 +278,11 @@ def _table(
     lines: Iterable[_Line],
     label: Callable[[_Line], tuple[str, ...]],
     limit: int | None = None,
+    runs: Callable[[_Line], int] = lambda _: 0,
 ) -> tuple[TableLine, ...]:
     """Lines added up by label, dearest first; their minor units add up to those of the row.
 
-    What exceeds `limit` is one line with a label of one word.
+    What exceeds `limit` is one line with a label of one word. `runs`: of how many runs a line is.
     """
     groups: dict[tuple[str, ...], list[_Line]] = defaultdict(list)
     for line in lines:
@@ -306,7 +313,13 @@ def _table(
         idle_costs = [*idle_costs[:limit], sum(known) if known else None]
         shown = [*shown[:limit], others]
     return tuple(
-        TableLine(label=key, cost_minor=cost, idle_cost_minor=idle, **measures.amounts)
+        TableLine(
+            label=key,
+            cost_minor=cost,
+            idle_cost_minor=idle,
+            runs=sum(map(runs, groups.get(key, ()))),
+            **measures.amounts,
+        )
         for (key, measures), cost, idle in zip(shown, costs, idle_costs, strict=True)
     )
 

@@ -81,6 +81,11 @@ def job_path(name: str, narrowed: Mapping[str, str] | None = None) -> str:
     return address(f"/jobs/{quote(name, safe='')}", narrowed or {})
 
 
+def runs_path(name: str, user: str, model: str, narrowed: Mapping[str, str]) -> str:
+    """Where the collector lists the runs of a name and a user on a GPU model (empty: of any)."""
+    return address(JOBS, {"name": name, "username": user, "model": model, **narrowed})
+
+
 def anchor(key: str) -> str:
     """The id of an element about a finding."""
     return f"f{hashlib.sha256(key.encode()).hexdigest()[:12]}"

@@ -14,7 +14,6 @@ from markupsafe import Markup
 from gpuledger_collector.accounting import readable
 from gpuledger_collector.accounting.budget_status import Ahead, Status
 from gpuledger_collector.accounting.budgets import top
-from gpuledger_collector.accounting.change_causes import SaidCause, say_cause
 from gpuledger_collector.accounting.chargeback import UNATTRIBUTED, Report, ReportRow
 from gpuledger_collector.accounting.closed_verdict import ClosedVerdict
 from gpuledger_collector.accounting.closing import ClosedPeriod
@@ -29,9 +28,10 @@ from gpuledger_collector.accounting.period import UTC_DAYS, Calendar, Period, fo
 from gpuledger_collector.accounting.period_comparison import BillChange
 from gpuledger_collector.accounting.quantity import GPU_NS_PER_HOUR
 from gpuledger_collector.accounting.rate_changes import RateChange
-from gpuledger_collector.accounting.reserved_names import is_reserved
+from gpuledger_collector.accounting.reserved_names import is_reserved, unescape_name
 from gpuledger_collector.accounting.state_words import word_of_unpaid
 from gpuledger_collector.accounting.statement import (
+    CORRECTION_OF,
     Contested,
     SpendChange,
     StatementSection,
@@ -40,6 +40,7 @@ from gpuledger_collector.accounting.statement import (
 )
 from gpuledger_collector.accounting.waste import whole_waste
 from gpuledger_collector.export import html, plots
+from gpuledger_collector.export.change_causes import say_main_cause
 from gpuledger_collector.export.chargeback import say_waste, source_text
 from gpuledger_collector.export.disputes import amounts, days_text
 from gpuledger_collector.export.fair_share import shares_report
@@ -47,12 +48,8 @@ from gpuledger_collector.export.findings import STATES, advice
 from gpuledger_collector.export.list_form import ListForm
 from gpuledger_collector.export.model_use import use_facts
 from gpuledger_collector.export.rate_changes import (
-    OTHER_PRICES,
-    RateRow,
-    name_rate,
     rate_rows,
     say_dated_rates,
-    say_rates,
 )
 from gpuledger_collector.export.shortened import is_rest, shorten_report
 from gpuledger_collector.export.site import (
@@ -64,6 +61,7 @@ from gpuledger_collector.export.site import (
     anchor,
     job_path,
     owner_filter,
+    runs_path,
     statement_path,
 )
 from gpuledger_collector.insight.findings import NO_REMEDY, IdleRemedy, NamedFinding
@@ -153,7 +151,11 @@ def as_html(statement: Statement, site: Site | None = None) -> str:
         jobs_of=None
         if site is None
         else {"period": statement.month, statement.level: statement.owner},
-        sections=[_section(statement, section) for section in statement.sections],
+        sections=[
+            _section(statement, section)
+            | {"job_paths": {} if site is None else _job_paths(statement, section)}
+            for section in statement.sections
+        ],
         nothing="" if statement.sections or statement.unpriced_ns else _nothing(statement),
         budgets=[budget_facts(status) for status in statement.budgets],
         findings=[finding_facts(finding) for finding in statement.findings[:SHOWN_FINDINGS]],
@@ -457,6 +459,23 @@ def _finding_path(finding: NamedFinding, odd: bool) -> str:
     return address(IDLE, {} if finding.is_free else owner_filter(finding.team))
 
 
+def _job_paths(statement: Statement, section: StatementSection) -> dict[tuple[str, ...], str]:
+    """By its label, where the collector lists the runs of a line of the dearest jobs."""
+    paths = {}
+    for line in section.jobs:
+        if not line.runs or is_reserved(line.label[0]):
+            continue
+        name, user, project, model, *corrected = line.label
+        # A correction is listed with the days that it corrects.
+        month = corrected[0].removeprefix(CORRECTION_OF) if corrected else statement.month
+        narrowed = {"period": month, statement.level: statement.owner}
+        # Of a job without a project the label has the team.
+        if statement.level == "team" and project != statement.owner:
+            narrowed["project"] = project
+        paths[line.label] = runs_path(unescape_name(name), user, model, narrowed)
+    return paths
+
+
 def _section(statement: Statement, section: StatementSection) -> dict[str, Any]:
     change = statement.changes.get(section.currency)
     rates = statement.rates.get(section.currency, ())
@@ -613,7 +632,7 @@ def _change(change: SpendChange, currency: str, statement: Statement) -> dict[st
         "change": html.signed_amount(more, currency),
         "size": html.micro(abs(more), currency),
         "way": "more" if more > 0 else "less" if more else "",
-        "cause": _say_main_cause(change, rates, currency),
+        "cause": say_main_cause(change.main_cause, more, price, change.rate_changes, currency),
         "percent": change_percent(change.before_micro, change.after_micro),
         "price": html.signed_amount(price, currency),
         "volume": html.signed_amount(volume, currency),
@@ -639,27 +658,23 @@ def _change(change: SpendChange, currency: str, statement: Statement) -> dict[st
     }
 
 
-def _say_main_cause(
-    change: SpendChange, rates: Sequence[RateRow], currency: str
-) -> SaidCause | None:
-    """The largest cause of a change, in the amounts of the tables below it."""
-    cause = change.main_cause
-    if cause is None:
-        return None
-    rate = ""
-    # Rows of rates are rounded together, so that they add up: one may differ by a minor unit.
-    effects: dict[int, str] = {}
-    if cause.rate is not None:
-        rate = f"{name_rate(cause.rate)}, "
-        rate += say_rates(cause.rate.before, cause.rate.after, currency)
-        at = change.rate_changes.index(cause.rate)
-        if at < len(rates) and rates[at].at_ms == cause.rate.at_ms:
-            effects[cause.micro] = rates[at].effect.signed()
+def say_changes(statement: Statement) -> Mapping[str, str]:
+    """By currency, the sentence at the head of a statement: by how much what was held cost more or
+    less than before, and the largest cause of that; nothing where there is nothing to compare.
+    """
+    return {
+        currency: _say_change(_change(change, currency, statement), currency)
+        for currency, change in statement.changes.items()
+    }
 
-    def signed(micro: int) -> str:
-        return f"{effects.get(micro) or html.signed_amount(micro, currency)} {currency}"
 
-    return say_cause(cause, change.change_micro, signed, rate=rate, prices=OTHER_PRICES)
+def _say_change(facts: Mapping[str, Any], currency: str) -> str:
+    way, (first, last) = facts["way"], facts["after_days"]
+    cost = f"{facts['size']} {currency} {way} than" if way else "as much as"
+    before = " to ".join(facts["before_days"])
+    percent = f" ({facts['percent']})" if way and facts["percent"] else ""
+    cause = f", {facts['cause'].text}" if facts["cause"] else ""
+    return f"What you held from {first} to {last} cost {cost} from {before}{percent}{cause}."
 
 
 def change_percent(before_micro: int, after_micro: int) -> str | None:

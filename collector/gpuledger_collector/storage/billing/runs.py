@@ -170,7 +170,11 @@ class _Asked:
     @property
     def named(self) -> str:
         """Of the workload `w`, with AND before it."""
-        conditions = "" if self.name is None else " AND w.name = %(name)s"
+        conditions = (
+            ""
+            if self.name is None
+            else " AND coalesce(nullif(w.name, ''), w.external_id) = %(name)s"
+        )
         if self.wanted.words:
             # A part of a text, and no pattern: people search for names with _ and %.
             names = "concat_ws(' ', w.name, w.external_id, w.key, w.user_name)"

@@ -137,7 +137,7 @@ def workloads(
             FROM ({lines}) l WHERE l.state IN ({_PAID}) AND {belongs} GROUP BY 1, 2, 3, 4, 5, 6, 7
         )
         SELECT {_owner(level)} AS owner, l.adjusting, {_JOB}, coalesce(nullif(o.project, ''), o.team, '') AS project,
-            l.gpu_model, l.currency, l.correction_of, l.price_id, {_SUMS}
+            l.gpu_model, l.currency, l.correction_of, l.price_id, count(DISTINCT l.workload_id) AS runs, {_SUMS}
         FROM held l LEFT JOIN owner o ON o.id = l.owner_id LEFT JOIN workload w ON w.id = l.workload_id
         LEFT JOIN closed_workload k ON k.workload_id = l.workload_id AND k.period_start_ms = (
             SELECT start_ms FROM billing_period WHERE start_ms <= %(start)s AND end_ms > %(start)s)
@@ -150,7 +150,7 @@ def workloads(
         # An adjustment is no job's: it stands under its kind.
         called = _job_name(row.name) if row.adjusting is None else f"({row.adjusting})"
         place = row.user_name, row.project, row.gpu_model, row.currency, row.correction_of
-        jobs[row.owner].append(OwnerJob(called, *place, row.price_id, **sums_of(row)))
+        jobs[row.owner].append(OwnerJob(called, *place, row.price_id, row.runs, **sums_of(row)))
     return jobs
 
 
