@@ -8,7 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpuledger_collector.accounting.budgets import HolderSpend, drivers
+from gpuledger_collector.accounting.budgets import Driver, HolderSpend, drivers
+from gpuledger_collector.accounting.change_causes import ChangeCause, find_main_cause
 from gpuledger_collector.accounting.chargeback import UNPRICED, shown_keys
 from gpuledger_collector.accounting.ledger import ChargedLine
 from gpuledger_collector.accounting.period import Period
@@ -74,6 +75,25 @@ class PeriodComparison:
         """What of the price's part no change of a rate explains."""
         changes = self.rate_changes.get(currency, ())
         return other_price_micro(self.total(currency).by_price, changes)
+
+    def main_cause(self, currency: str) -> ChangeCause | None:
+        """The largest cause that goes the way of the change, of groups that are jobs by model; None:
+        nothing changed.
+        """
+        rows = [
+            Driver(
+                group.keys,
+                group.keys[self.by.index("model")],
+                group.before,
+                group.after,
+                group.by_price,
+                group.by_volume,
+                group.by_mix,
+            )
+            for group in self.groups
+            if group.currency == currency
+        ]
+        return find_main_cause(rows, self.rate_changes.get(currency, ()))
 
     def total(self, currency: str) -> GroupChange:
         """All groups in one currency."""

@@ -12,10 +12,12 @@ import pytest
 from fakes.assistant import dumped
 from fakes.books import tables
 from fakes.facts import AUGUST_MS
+from fakes.pages import Page
 from gpuledger_collector.mcp.ledger import readers_of
 from gpuledger_collector.mcp.questions import QUESTIONS
 from gpuledger_collector.mcp.tools import bills
 from gpuledger_collector.storage.database import Database
+from gpuledger_common.plurals import plural
 
 JULY, AUGUST, SEPTEMBER = "2026-07", "2026-08", "2026-09"
 
@@ -157,6 +159,47 @@ def test_what_is_not_known_is_not_compared(books, tool):
         assert (reply.content["status"], reply.rows, reply.totals) == ("empty", [], [])
         assert "nothing to compare" in reply.content["reason"]
         assert "base_period" in reply.content["next_step"]
+
+
+@pytest.mark.parametrize("month", [AUGUST, SEPTEMBER])
+def test_the_head_of_a_statement_is_told(books, month):
+    """By how much and why, word for word as on the page, for the owner's viewer too; jobs say of how
+    many runs they are.
+    """
+    page = Page(books.out("statement", "--owner", "alpha", "--period", month)).text
+    for owner in (None, {"team": "alpha"}):
+        reply = books.assistant(owner).ask("get_statement", owner="alpha", month=month)
+        (total,) = reply.totals
+        assert re.match(
+            r"What you held from \S+ to \S+ cost \S+ USD (more|less) than", total["change"]
+        )
+        assert total["change"].removesuffix(".") in page.replace(" ,", ","), page[:900]
+        assert all(f"{plural(row['runs'], 'run')}" in page for row in reply.rows)
+        (models,) = {
+            row.get("runs")
+            for row in books.assistant(owner)
+            .ask("get_statement", owner="alpha", month=month, section="models")
+            .rows
+        }
+        assert models is None
+
+
+@pytest.mark.parametrize("where", ["", "team=alpha"])
+def test_the_largest_cause_of_a_change_is_named(books, where):
+    """It goes the way of the change, in the amounts of the answer, with the job that moved most of
+    it by key and name; where nothing changed there is none.
+    """
+    asked = {"period": SEPTEMBER, "base_period": AUGUST, "where": where, "limit": 200}
+    reply = books.assistant().ask("explain_change", **asked)
+    (total,) = reply.totals
+    changes = {"price": "prices", "volume": "GPU-hours", "mix": "GPUs"}
+    largest = max(changes, key=lambda part: amount(total[f"by_{part}"]) * amount(total["change"]))
+    said = total["main_cause"]
+    assert changes[largest] in said, said
+    assert f"{amount(total[f'by_{largest}']):+,.2f} USD" in said, said
+    assert any(row["names"]["workload"] in said for row in reply.rows), said
+    same = books.assistant().ask("explain_change", **asked | {"base_period": SEPTEMBER})
+    assert {one["main_cause"] for one in same.totals} <= {""}
 
 
 def test_corrections_make_no_time_unknown(books):

@@ -5,6 +5,7 @@ which events.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -18,6 +19,7 @@ from gpuledger_collector.accounting.period_comparison import (
 )
 from gpuledger_collector.accounting.pricing import Price
 from gpuledger_collector.accounting.rate_changes import RateChange
+from gpuledger_collector.export.change_causes import say_main_cause
 from gpuledger_collector.export.site import ANOMALIES
 from gpuledger_collector.insight.findings import AT_LISTED_RATES, NamedFinding
 from gpuledger_collector.mcp import periods
@@ -154,8 +156,17 @@ class Event(Model):
 
 
 class ExplainedTotal(ChangeTotal):
-    """A change with what is recorded near it."""
+    """A change with its largest cause and what is recorded near it."""
 
+    main_cause: Annotated[
+        str,
+        Field(
+            description=(
+                "The largest cause that goes the way of the change, as statements name it; empty:"
+                " nothing changed. Data, may quote names."
+            )
+        ),
+    ] = ""
     events: Sequence[Event] = ()
 
 
@@ -243,7 +254,11 @@ def explain_change(
             link=ledger.link(ANOMALIES),
             evidence=snapshot.evidence(compared.after),
             totals=[
-                ExplainedTotal(**_total(snapshot, compared, currency), events=[] if at else events)
+                ExplainedTotal(
+                    **_total(snapshot, compared, currency),
+                    main_cause=_main_cause(snapshot, compared, currency),
+                    events=[] if at else events,
+                )
                 for at, currency in enumerate(compared.hours)
             ],
             partial=_gap(snapshot, compared) or _left_out(snapshot, compared, (period, start, end)),
@@ -343,6 +358,18 @@ def _total(snapshot: Snapshot, compared: PeriodComparison, currency: str) -> dic
         "days_before": len(snapshot.calendar.days(compared.before)),
         "days_after": len(snapshot.calendar.days(compared.after)),
     }
+
+
+def _main_cause(snapshot: Snapshot, compared: PeriodComparison, currency: str) -> str:
+    """The largest cause of a change by workload and model, as a statement says it."""
+    total, cause = compared.total(currency), compared.main_cause(currency)
+    changes = compared.rate_changes.get(currency, ())
+    said = say_main_cause(cause, total.change, total.by_price, changes, currency)
+    if said is None:
+        return ""
+    called = bills.workload_names(snapshot, compared.by, [[said.job]]) if said.job else {}
+    job, _ = called.get(said.job, ("", ""))
+    return cut(replace(said, job=f"{job} ({said.job})" if job else said.job).text, TEXT_LENGTH)
 
 
 def _rate_changes(compared: PeriodComparison, currency: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from gpuledger_collector.accounting.closing import ClosedPeriod
 from gpuledger_collector.accounting.identities import CAPACITY, MONTHS
 from gpuledger_collector.accounting.statement import StatementSection
 from gpuledger_collector.export.site import TRUST, statement_path
-from gpuledger_collector.export.statement import Statement
+from gpuledger_collector.export.statement import Statement, say_changes
 from gpuledger_collector.mcp.answers import (
     Answer,
     Model,
@@ -26,7 +26,7 @@ from gpuledger_collector.mcp.answers import (
     quantity,
 )
 from gpuledger_collector.mcp.ledger import Ledger, Page, Refused, Snapshot
-from gpuledger_collector.mcp.tools.parameters import LIMIT, Cursor, Limit
+from gpuledger_collector.mcp.tools.parameters import LIMIT, TEXT_LENGTH, Cursor, Limit
 from gpuledger_collector.services.close import verify
 from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.services.statement import NoStatement, read_statement
@@ -53,6 +53,15 @@ class StatementTotal(Model):
     status: Annotated[
         Literal["open", "closed"], Field(description="A closed month does not change any more.")
     ]
+    change: Annotated[
+        str,
+        Field(
+            description=(
+                "By how much what was held cost more or less than before, and the largest cause:"
+                " the sentence at the statement's head; empty: nothing to compare. May quote names."
+            )
+        ),
+    ] = ""
 
 
 class StatementLine(Model):
@@ -67,6 +76,9 @@ class StatementLine(Model):
     cost: Money | None
     cost_held_idle: Money | None = None
     held: Quantity | None = None
+    runs: Annotated[
+        int | None, Field(description="Of jobs: how many runs of one name and user it is.")
+    ] = None
 
 
 class Check(Model):
@@ -174,6 +186,7 @@ def _total(statement: Statement, section: StatementSection) -> StatementTotal:
         held_idle=quantity(row.gpu_hours_held_idle, "GPU-hour"),
         amended_later=micro_money(statement.amended.get(currency), currency),
         status="open" if statement.closed is None else "closed",
+        change=cut(say_changes(statement).get(currency, ""), TEXT_LENGTH),
     )
 
 
@@ -212,6 +225,7 @@ def _lines(statement: Statement, section: str) -> list[StatementLine]:
                     cost=money(line.cost_minor, currency),
                     cost_held_idle=money(line.idle_cost_minor, currency),
                     held=gpu_hours(line.gpu_ns),
+                    runs=line.runs or None,
                 )
                 for line in getattr(each, section)
             ]
