@@ -61,6 +61,7 @@ from gpuledger_collector.services.runs import (
     list_runs,
     read_job,
 )
+from gpuledger_collector.services.small_anomalies import find_collected
 
 SHOWN = 100
 """Rows of a page; CSV has all of them."""
@@ -238,6 +239,8 @@ def anomalies_page(context: ReadContext, view: View, narrowing: Narrowing, by: s
         )
         absence = None if listed.items else _explain(connection, view, span, calendar, now_ms)
         teams = list_teams(connection, view.reader.owner)
+        shown = found.items[:SHOWN] if by == "none" and not view.wants_csv else ()
+        collected = find_collected(connection, shown, now_ms)
     if view.wants_csv:
         return csv_file(
             reports.ANOMALIES.csv_rows(found.items), "anomalies", file_name(view.filters.range_name)
@@ -260,11 +263,11 @@ def anomalies_page(context: ReadContext, view: View, narrowing: Narrowing, by: s
         groups=[reports.group_facts(group, by, site) for group in _groups(found, by, calendar)],
         listed=len(listed.items),
         rows=[
-            reports.anomaly_facts(item, found.count_acknowledged(item))
-            for item in found.items[:SHOWN]
-        ]
-        if by == "none"
-        else [],
+            reports.anomaly_facts(
+                item, found.count_acknowledged(item), is_collected=item.key in collected
+            )
+            for item in shown
+        ],
         left_out=max(len(found.items) - SHOWN, 0) if by == "none" else 0,
         count=len(found.items),
         ongoing=len(found.ongoing.items),

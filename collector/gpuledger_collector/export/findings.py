@@ -285,14 +285,19 @@ def silent_text(silent: int, nodes: int, shows_fleet: bool) -> str:
     return f"{whose} nodes are silent: what is idle on them now is not known."
 
 
-def anomaly_facts(finding: NamedFinding, acknowledged: int) -> dict[str, Any]:
-    """Unusual spending as a page shows it; `acknowledged`: how often its kind was."""
+def anomaly_facts(
+    finding: NamedFinding, acknowledged: int, *, is_collected: bool = False
+) -> dict[str, Any]:
+    """Unusual spending as a page shows it; `acknowledged`: how often its kind was. `is_collected`:
+    whether the mail of a week tells it, and none of its own.
+    """
     evidence = finding.evidence
     return {
         **ANOMALIES.texts(finding),
         "anchor": anchor(finding.key),
         "team_name": finding.team,
         "open": finding.is_ongoing,
+        "is_collected": is_collected,
         "since_ms": finding.since_ms,
         "until_ms": finding.until_ms,
         "lasting": lasting(finding.until_ms - finding.since_ms),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 from gpuledger_collector.accounting.period import DAY_MS, Period
 from gpuledger_collector.insight.findings import Finding
@@ -28,7 +29,7 @@ from gpuledger_collector.storage.billing import budgets
 from gpuledger_collector.storage.findings import findings
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.notifications import notification_rules
+from gpuledger_collector.storage.notifications import finding_notifications, notification_rules
 
 LATE_MS = 7 * DAY_MS
 """What was found so long before the week, by late evidence, is told with it."""
@@ -73,6 +74,48 @@ def _usual_costs(connection: Connection, at_ms: int) -> UsualCosts:
     )
 
 
+def find_collected(
+    connection: Connection, episodes: Sequence[Finding], at_ms: int
+) -> frozenset[str]:
+    """Keys of those of these episodes that are told in the mail of a week and in none of their own:
+    that were told in one, or are small and will be in the next.
+    """
+    contacts = notification_rules.contacts(connection) if episodes else []
+    if not contacts:
+        return frozenset()
+    since_ms = min(finding.since_ms for finding in episodes)
+    known = finding_notifications.recent(connection, ANOMALY, since_ms)
+    alone = [each for each in known if not each.is_collected]
+    collected = [each for each in known if each.is_collected]
+    acknowledgments = finding_notifications.anomaly_acknowledgments(connection)
+    floors = cache(partial(anomaly_floors, connection, at_ms))
+    keys = set()
+    for finding in episodes:
+        if find_same_episode(alone, finding, anomaly_subject(finding)) is not None:
+            continue
+        contact = team_contact(contacts, finding.team)
+        is_told = find_same_episode(collected, finding, anomaly_subject(finding)) is not None
+        if is_told or (
+            finding.opened_ms >= local_week(contact.zone, at_ms).start_ms - LATE_MS
+            and _is_to_be_told(finding, contact, acknowledgments, at_ms)
+            and floors().is_collected(finding)
+        ):
+            keys.add(finding.key)
+    return frozenset(keys)
+
+
+def _is_to_be_told(
+    finding: Finding,
+    contact: Contact,
+    acknowledgments: Sequence[AnomalyAcknowledgment],
+    at_ms: int,
+) -> bool:
+    """Whether there is somebody to tell, and nobody said that it is intended."""
+    return bool(contact.recipients or contact.leads) and not is_intended(
+        finding, acknowledgments, at_ms
+    )
+
+
 def list_due_collections(
     connection: Connection,
     contacts: Sequence[Contact],
@@ -91,9 +134,8 @@ def list_due_collections(
         contact = team_contact(contacts, finding.team)
         recipients = contact.recipients or contact.leads
         if (
-            recipients
+            _is_to_be_told(finding, contact, acknowledgments, at_ms)
             and find_same_episode(known, finding, anomaly_subject(finding)) is None
-            and not is_intended(finding, acknowledgments, at_ms)
             and floors().is_by_usual(finding)
         ):
             untold[recipients, contact.zone].append(finding)

@@ -8,12 +8,23 @@ is 1 % of all, and for tiny below USD 2, which is half of its own.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
 from fakes.fleet import DAY, HOUR, OCTOBER, Fleet
+from fakes.pages import Page
+from gpuledger_collector.api import list_pages
+from gpuledger_collector.api.auth.keys import Keys
+from gpuledger_collector.api.auth.principal import ANYBODY
+from gpuledger_collector.api.context import ReadContext
+from gpuledger_collector.api.narrowing import WHOLE
+from gpuledger_collector.api.page_routes import View
+from gpuledger_collector.services.tokens import TokenStore
+from gpuledger_collector.storage.database import Database
 
 CONTACTS = """
 [[contact]]
@@ -243,6 +254,46 @@ def test_a_declared_floor_overrides_what_is_usual(fleet, episodes, write, apply)
     assert apply(CONTACTS + floor.format("0.01"))[0] == 0
     episodes.put(2, MICRO, MONDAY + 1)
     assert write(MONDAY + 1.3).anomalies == 1
+
+
+def test_the_page_marks_what_is_in_the_weekly_mail(fleet, episodes, write, apply, dsn):
+    """By the rule of the mails: before it is told and after; not what is mailed by itself, has grown,
+    is below a declared floor or was too old for the last mail, nor where there is nobody to tell.
+    """
+    rate(fleet, range(-28, 0))
+    shown = {f"{part}_micro": 0 for part in ("price", "volume", "mix", "spent")}
+    put = partial(episodes.put, evidence={**shown, "drivers": [], "rates": []})
+
+    def marked(day: float) -> set[int]:
+        now_ms = OCTOBER + int(day * DAY)
+        database = Database(dsn)
+        keys = Keys(TokenStore(database), lambda: now_ms)
+        reads = ReadContext(database, lambda: now_ms, keys)
+        page = Page(
+            list_pages.anomalies_page(reads, View.narrow(ANYBODY, {}), WHOLE, "none").body.decode()
+        )
+        assert page.faults == []
+        return set(map(int, re.findall(r"in the weekly mail job-(\d) was", page.text)))
+
+    put(1, 9 * MICRO, 0.5, until=2)
+    put(2, 12 * MICRO, 0.5, team="vision", until=2)
+    put(3, MICRO, 0.5, team="tiny", over=True)
+    put(4, 9 * MICRO, -18, team="vision", over=True)
+    assert marked(3) == {1, 3}
+    assert write(3).anomalies == 1
+    assert marked(3) == {1, 3}
+    assert write(MONDAY + 0.01).collected == 2
+    assert marked(MONDAY + 3) == {1, 3}
+    put(1, 12 * MICRO, 0.5, until=MONDAY + 1)
+    assert write(MONDAY + 1).anomalies == 1
+    assert marked(MONDAY + 3) == {3}
+    put(5, 9 * MICRO, MONDAY + 1, team="vision")
+    assert marked(MONDAY + 3) == {3, 5}
+    floor = '[[anomaly_floor]]\ncurrency = "USD"\namount = 50\n'
+    assert apply(CONTACTS + floor)[0] == 0
+    assert marked(MONDAY + 3) == {3}
+    assert apply(CONTACTS.partition('[[contact]]\nteam = "*"')[0])[0] == 0
+    assert marked(MONDAY + 3) == {3}
 
 
 def test_a_mail_of_a_week_that_is_interrupted_is_written_once(fleet, episodes, write, monkeypatch):

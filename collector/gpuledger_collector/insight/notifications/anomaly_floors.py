@@ -87,6 +87,10 @@ class AnomalyFloors:
             return (finding.cost_micro or 0) >= declared
         return not self.usual.is_small(finding)
 
+    def is_collected(self, finding: Finding) -> bool:
+        """Whether an episode, as it is now, is not mailed by itself but in the mail of a week."""
+        return self.is_by_usual(finding) and not self.is_reached(finding)
+
     def is_by_usual(self, finding: Finding) -> bool:
         """Whether it goes by what is usual: what was not mailed by itself is then told weekly.
 
