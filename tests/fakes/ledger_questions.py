@@ -305,6 +305,17 @@ def _pages(asking: _Asking) -> Iterator[_Question]:
         "/demand?by=model&format=csv",
     ):
         yield path, lambda path=path: asking.get(path)
+    yield "who held a sick GPU last", lambda: _sick(asking)
+
+
+def _sick(asking: _Asking) -> str:
+    asking.fleet.connection.execute(
+        "UPDATE accelerator SET health = 'degraded', health_since_ms = %s WHERE uuid = 'GPU-0001'",
+        (OCTOBER,),
+    )
+    text = asking.get("/fleet")
+    assert "last held by" in text
+    return text
 
 
 def _imports(asking: _Asking) -> Iterator[_Question]:

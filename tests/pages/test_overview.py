@@ -794,6 +794,95 @@ def test_a_team_with_corrections_leads_to_the_number_of_its_statement(
     assert "cost 6.30 USD" in Page(statement).text
 
 
+def test_a_sick_gpu_names_who_held_it_last(fleet, run, overview, reads):
+    """On the overview and on the fleet: the job, its user and who pays; nobody who held it before,
+    and nobody where since when it is sick is not known.
+    """
+    fleet.capacity(1, 0, node="n1")
+    fleet.workload(4, team="vision")
+    fleet.workload(5, team="speech")
+    fleet.workload(6, org="nobody's")
+    for number, user in ((4, "ann"), (5, "bob"), (6, "")):
+        fleet.connection.execute(
+            "UPDATE workload SET name = %s, user_name = %s WHERE external_id = %s",
+            (f"job-{number}", user, str(number)),
+        )
+    fleet.connection.execute(
+        "UPDATE accelerator SET gpu_index = 4, health = 'degraded', health_cause = 'heat',"
+        " health_since_ms = %s",
+        (reads.now_ms - 30 * HOUR,),
+    )
+    sick = 29 * DAY + 6 * HOUR
+
+    def said():
+        fleet.connection.execute(
+            "UPDATE node SET last_seen_at = to_timestamp(%s)", (reads.now_ms / 1000 - 60,)
+        )
+        pages_of = (
+            overview(),
+            fleet_page(reads, MapAddress(), View(ANYBODY)).body.decode(),
+        )
+        found = []
+        for text in pages_of:
+            page = Page(text)
+            assert page.faults == []
+            found.append(
+                re.search(r"heat(?:; who holds it is not known,)?(;? last .*? ago)?", page.text)[1]
+            )
+        first, second = found
+        assert (first or "").strip() == (second or "").strip("; ")
+        return (first or "").strip()
+
+    fleet.evidence([Held(1, 5, sick - 2 * HOUR, sick - HOUR), Held(1, 5, sick - HOUR, sick)])
+    run("chargeback", *MONTH)
+    assert said() == ""
+    fleet.evidence([Held(1, 4, sick + 2 * HOUR, sick + 3 * HOUR - 1)])
+    run("chargeback", *MONTH)
+    assert (
+        said()
+        == "last held by job-4 (ann, team vision) in the hour from 30 Oct, 08:00, 28 hours ago"
+    )
+    fleet.evidence([Held(1, 6, sick + 5 * HOUR, sick + 6 * HOUR)])
+    run("chargeback", *MONTH)
+    assert said() == (
+        "last held by job-6 (unattributed) in the hour from 30 Oct, 11:00, 25 hours ago"
+    )
+    fleet.connection.execute("DELETE FROM charge WHERE accelerator_id IS NOT NULL")
+    assert said() == "last held by job-6 in the hour from 30 Oct, 11:00, 25 hours ago"
+    fleet.connection.execute("UPDATE accelerator SET health_since_ms = NULL")
+    assert said() == ""
+
+
+def test_the_fleet_says_when_it_was_fullest(fleet, run, reads):
+    """The sentence of the page of demand, which it leads to, with the hour on the map; of the pool
+    that is shown, and of now alone.
+    """
+    for number, pool in ((1, "us"), (2, "us"), (3, "eu")):
+        fleet.accelerator(number)
+        fleet.capacity(number, 0, pool=pool)
+    fleet.workload(4, team="vision")
+    fleet.evidence(
+        [Held(number, 4, 29 * DAY + 6 * HOUR, 29 * DAY + 7 * HOUR) for number in (1, 2)]
+        + [Held(3, 4, 28 * DAY, 28 * DAY + HOUR)]
+    )
+    run("chargeback", *MONTH)
+    demand = fleet_pages.demand_page(reads, HourlyCache(Outlook), View(ANYBODY))
+    for here, hour, leads in (
+        (MapAddress(), "30 Oct, 06:00 , in which 2.0 of 2 GPUs were held (100 %)", "/demand"),
+        (MapAddress(pool="eu"), "29 Oct, 00:00 , in which 1.0 of 1", "/demand?pool=eu"),
+    ):
+        page = Page(fleet_page(reads, here, View(ANYBODY)).body.decode())
+        assert page.faults == []
+        assert f"Fullest of the last 7 days: the hour from {hour}" in page.text
+        assert leads in page.links
+        assert any(link.startswith("/fleet?at=2025-10-") for link in page.links)
+    past = Page(
+        fleet_page(reads, MapAddress(at_ms=reads.now_ms - DAY), View(ANYBODY)).body.decode()
+    )
+    assert "Fullest" not in past.text
+    assert "30 Oct, 06:00 , in which 2.0 of 2" in Page(demand.body.decode()).text
+
+
 def test_a_sick_gpu_says_since_when(fleet, overview, reads):
     """On the overview, on the fleet, on its node's page and on its own, which says what to do as
     well; of a silent node each says since when nobody hears of it.

@@ -34,12 +34,15 @@ from gpuledger_collector.export import fleet_map as pictures
 from gpuledger_collector.export import gpu_receipt as receipts
 from gpuledger_collector.export import html
 from gpuledger_collector.export.fleet_map import MapAddress, hour_name, parse_pool
+from gpuledger_collector.export.free_gpus import say_fullest
 from gpuledger_collector.export.site import FLEET, Site, gpu_path
 from gpuledger_collector.insight.fleet_map import ColorBy, FleetMap, Grain
 from gpuledger_collector.insight.gpu_health import judge_gpu
 from gpuledger_collector.services.billing_calendar import calendar_of
 from gpuledger_collector.services.fleet_map import MapQuestion, read_fleet_map
+from gpuledger_collector.services.free_gpus import read_fullest_hour
 from gpuledger_collector.services.gpu_receipt import UnknownGpu, read_gpu_receipt
+from gpuledger_collector.services.last_holders import find_last_holders
 from gpuledger_common.plurals import plural
 
 WEEK_MS = 7 * DAY_MS
@@ -203,6 +206,12 @@ def fleet_page(context: ReadContext, here: MapAddress, view: View) -> Response:
     )
     with context.connection(view.reader) as connection:
         fleet = read_fleet_map(connection, asked, now_ms)
+        troubles = pictures.trouble_rows(fleet, here)
+        sick = [item for row in troubles for item in row.sick]
+        last_holders = {} if view.wants_csv else find_last_holders(connection, sick)
+        fullest = None
+        if here.at_ms is None and here.node is None and not view.wants_csv:
+            fullest = read_fullest_hour(connection, now_ms, here.parameters["pool"])
         site = view.site(
             connection,
             FLEET,
@@ -230,7 +239,12 @@ def fleet_page(context: ReadContext, here: MapAddress, view: View) -> Response:
         colors=list(ColorBy),
         grains=list(Grain),
         legend=pictures.legend(fleet),
-        troubles=pictures.trouble_rows(fleet, here),
+        troubles=troubles,
+        last_holders=last_holders,
+        fullest="" if fullest is None else say_fullest(fullest, site.calendar),
+        fullest_path=""
+        if fullest is None
+        else here.with_changes(at=hour_name(fullest.at_ms - fullest.at_ms % HOUR_MS)),
         first=None
         if fleet.first_ms is None
         else pictures.hour_text(fleet.first_ms - fleet.first_ms % HOUR_MS),

@@ -353,6 +353,7 @@ def _current_facts(found: Overview, now_ms: int, *, is_open: bool) -> dict[str, 
         "nodes": [_node_facts(node, now_ms) for node in found.nodes],
         "first_heard": new_nodes.sentence(heard) if heard else "",
         "first_heard_cure": new_nodes.CURE,
+        "last_holders": found.last_holders,
     }
 
 

@@ -15,6 +15,7 @@ from gpuledger_collector.accounting.rated_period import RatedPeriod
 from gpuledger_collector.accounting.spend_over_time import SpendOverTime
 from gpuledger_collector.accounting.spend_series import MOST_DAYS
 from gpuledger_collector.insight.findings import IdleRemedies
+from gpuledger_collector.insight.last_holder import LastHolder
 from gpuledger_collector.insight.nodes import SILENT_MS, Fleet, FleetNode
 from gpuledger_collector.services.absence import Absence, explain_absence
 from gpuledger_collector.services.budget_status import standings
@@ -28,6 +29,7 @@ from gpuledger_collector.services.findings import (
     list_idle_holders,
     list_idle_remedies,
 )
+from gpuledger_collector.services.last_holders import find_last_holders
 from gpuledger_collector.services.period_comparison import read_bill_change
 from gpuledger_collector.services.rated_period import read_rated_period
 from gpuledger_collector.services.spend_series import read_spend
@@ -79,6 +81,8 @@ class Overview:
     budgets: Sequence[Status]
     nodes: Sequence[FleetNode]
     first_heard: Sequence[str]
+    last_holders: Mapping[str, LastHolder]
+    """By UUID, who held a GPU last since it is sick."""
 
     @property
     def is_idle_known(self) -> bool:
@@ -120,9 +124,10 @@ def read_overview(
             is_rated=rated.rated_ms is not None,
         )
     )
+    fleet = overview.fleet(connection, now_ms - SILENT_MS)
     return Overview(
         rated=rated,
-        fleet=overview.fleet(connection, now_ms - SILENT_MS),
+        fleet=fleet,
         direct=direct,
         spend=(
             read_spend(connection, period, "team", now_ms, owner)
@@ -160,6 +165,7 @@ def read_overview(
         budgets=standings(connection, now_ms, viewer, shown),
         nodes=overview.nodes(connection, now_ms - SILENT_MS) if owner is None else [],
         first_heard=first_heard(connection, now_ms - DAY_MS) if owner is None else [],
+        last_holders=find_last_holders(connection, fleet.causes) if owner is None else {},
     )
 
 
