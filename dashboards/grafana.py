@@ -31,6 +31,27 @@ NAME_PALETTE = (
     "#882255",
 )
 """Colors of models, teams and projects, none of which is a state's; see `named_series`."""
+LONG_PALETTE = (
+    "#44AA99",
+    "#CC6677",
+    "#999933",
+    "#AA4499",
+    "#117733",
+    "#8888F2",
+    "#DC9774",
+    "#195DE6",
+    "#C79FDB",
+    "#8B4B56",
+    "#6BC115",
+    "#A17112",
+    "#3E6B74",
+    "#C464C4",
+    "#5999A6",
+    "#6B8B4B",
+)
+"""Of names of which there are more than teams: projects and models. Each can be seen on white and on
+black, and told from the others and from states, with color blindness, too (CIEDE2000).
+"""
 OTHERS = "#BBBBBB"
 MEANING = {
     "busy": BLUE,
@@ -55,8 +76,7 @@ MEANING = {
 and white on dark.
 """
 MARK = " "
-"""Ends the name of a series once more than the number of its color in NAME_PALETTE; nobody sees it.
-"""
+"""Ends the name of a series once more than the number of its color in its palette; nobody sees it."""
 POSTGRES = {"type": "postgres", "uid": "${datasource}"}
 PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
 Steps = tuple[tuple[float | None, str], ...]
@@ -307,7 +327,7 @@ def column(name: str, **properties: Any) -> Json:
     return {"matcher": {"id": "byName", "options": name}, "properties": settings}
 
 
-def name_colors() -> tuple[Json, ...]:
+def name_colors(palette: tuple[str, ...] = NAME_PALETTE) -> tuple[Json, ...]:
     """The colors of series whose names end in marks.
 
     Grafana 9.3 colors other series by their order, in which a name's place changes with every
@@ -318,7 +338,7 @@ def name_colors() -> tuple[Json, ...]:
             "matcher": {"id": "byRegexp", "options": f"/[^{MARK}]{MARK}{{{at}}}$/"},
             "properties": [{"id": "color", "value": {"mode": "fixed", "fixedColor": hue}}],
         }
-        for at, hue in enumerate(NAME_PALETTE, start=1)
+        for at, hue in enumerate(palette, start=1)
     )
 
 

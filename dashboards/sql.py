@@ -205,14 +205,14 @@ PROJECT_NAMES = (
 MODEL_NAMES = "SELECT c.gpu_model AS name, min(c.id) AS first FROM capacity c GROUP BY 1"
 
 
-def mark_names(query: str, names: str, value: str) -> str:
+def mark_names(query: str, names: str, value: str, palette: tuple[str, ...] = NAME_PALETTE) -> str:
     """A query of time series (time, metric, value) whose metrics end in the marks of their colors.
 
     `names` gives every name that there is, whatever the reader chose, with what it is ordered by:
     the first names have colors of their own, and keep them when others come. More names than colors
     share them, by their order; one that is not among them has a color by its letters.
     """
-    colors = len(NAME_PALETTE)
+    colors = len(palette)
     unknown = f"('x' || left(md5(s.metric), 7))::bit(28)::int % {colors} + 1"
     return f"""
         WITH shown AS ({query}), hue AS (

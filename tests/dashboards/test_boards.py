@@ -290,7 +290,13 @@ def test_no_panel_takes_the_first_row_of_evidence_in_a_lateral_subquery():
 
 def test_colors_are_of_the_palette():
     """Those of states, those of names, and black."""
-    allowed = {*grafana.PALETTE, *grafana.NAME_PALETTE, grafana.OTHERS, "#000000"}
+    allowed = {
+        *grafana.PALETTE,
+        *grafana.NAME_PALETTE,
+        *grafana.LONG_PALETTE,
+        grafana.OTHERS,
+        "#000000",
+    }
     for board in BOARDS.values():
         assert set(re.findall(r"#[0-9A-Fa-f]{6}", json.dumps(board))) <= allowed
 

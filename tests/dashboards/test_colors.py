@@ -11,6 +11,7 @@ from itertools import combinations
 import psycopg
 import pytest
 from dashboards.boards.finops import PARTS_OF_COST
+from dashboards.sql import mark_names
 
 from dashboards import grafana
 from fakes.boards import BOARDS, SPAN, asked, chosen, options, panels
@@ -34,8 +35,42 @@ def test_each_state_has_a_color_of_its_own():
 
 def test_no_name_has_the_color_of_a_state():
     """Nor that of all others."""
-    assert not set(grafana.NAME_PALETTE) & set(grafana.MEANING.values())
-    assert len(set(grafana.NAME_PALETTE)) == len(grafana.NAME_PALETTE)
+    for palette in (grafana.NAME_PALETTE, grafana.LONG_PALETTE):
+        assert not set(palette) & set(grafana.MEANING.values())
+        assert len(set(palette)) == len(palette)
+
+
+def luminance(color):
+    """Relative luminance as WCAG 2 defines it."""
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("ground", ["#FFFFFF", "#181B1F"], ids=["light", "dark"])
+def test_projects_and_models_can_be_seen_in_both_themes(ground):
+    """Each of the sixteen, on the ground of Grafana's panels."""
+    for color in grafana.LONG_PALETTE:
+        low, high = sorted((luminance(color), luminance(ground)))
+        assert (high + 0.05) / (low + 0.05) > 2.2, color
+
+
+def test_as_many_names_as_a_chart_shows_have_colors_of_their_own(seeded):
+    """Nine and seven more that a choice may bring: sixteen names, sixteen colors."""
+    names = [f"team / project-{number:02}" for number in range(len(grafana.LONG_PALETTE))]
+    values = ", ".join(f"('{name}', {at})" for at, name in enumerate(names))
+    query = mark_names(
+        f"SELECT 1 AS time, k.name AS metric, 1 AS cost FROM (VALUES {values}) k (name, first)",
+        f"SELECT * FROM (VALUES {values}) k (name, first)",
+        "cost",
+        grafana.LONG_PALETTE,
+    )
+    with psycopg.connect(seeded) as connection:
+        marked = [metric for _, metric, _ in connection.execute(query.encode())]
+    (panel,) = [panel for panel in panels(BOARDS["research"]) if panel["title"] == NAMED[1][1]]
+    assert {color_of(panel, name) for name in marked} == set(grafana.LONG_PALETTE)
 
 
 def test_every_chart_by_name_is_in_the_list():
@@ -129,8 +164,9 @@ def test_a_name_keeps_its_color_under_every_filter(seeded, board, title, variabl
     with psycopg.connect(seeded) as connection:
         among_all = colors(connection)
         assert len(among_all) >= 2
-        assert set(among_all.values()) <= {*grafana.NAME_PALETTE, grafana.OTHERS}
-        if len(among_all) < len(grafana.NAME_PALETTE):  # more names than colors share them
+        palette = grafana.NAME_PALETTE if variable == "team" else grafana.LONG_PALETTE
+        assert set(among_all.values()) <= {*palette, grafana.OTHERS}
+        if len(among_all) < len(palette):  # more names than colors share them
             assert len(set(among_all.values())) == len(among_all)
         for name, color in among_all.items():
             alone = colors(connection, **{variable: [name.rpartition(" / ")[2]]})
