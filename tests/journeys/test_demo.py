@@ -108,6 +108,7 @@ def test_it_ends_well_with_a_summary(demo):
     for words in (
         "gpuledger forecast",
         "gpuledger scale advise",
+        "gpuledger plan capacity --store",
         "gpuledger anomalies",
         "never_used",
     ):

@@ -122,6 +122,7 @@ foundation's is not.
 IDLE_NOW: Command = ("gpuledger", "idle", "--now", "--top", "8")
 RECOMMEND: Command = ("gpuledger", "recommend", "--top", "3")
 FORECAST: Command = ("gpuledger", "forecast", "--horizon", "24h", "--format", "csv")
+PLAN: Command = ("gpuledger", "plan", "capacity", "--store")
 ADVISE: Command = ("gpuledger", "scale", "advise", "--delay", "10m")
 MODULES = (
     *(
@@ -139,6 +140,7 @@ MODULES = (
             "inference",
             "notifications",
             "outbox",
+            "plan_capacity",
             "reconcile",
             "recommend",
             "runs",
@@ -415,13 +417,15 @@ def report(stage: Stage, month: Month) -> Highlights:
     if month.closed_month is not None:
         close_month(stage, *month.closed_month)
     stage.run_lanes(
+        # The collector planned when its ledger was empty, and does so again in an hour.
+        [PLAN],
         *(
             [("gpuledger", "statement", "--all", "--period", name, "--dir", f"statements/{name}")]
             for name in [
                 *([] if month.closed_month is None else [month.closed_month[0]]),
                 f"{month.until:%Y-%m}",
             ]
-        )
+        ),
     )
     # What came after the first proof, so that no page waits for the collector's own.
     stage.run("gpuledger", "reconcile", "--period", f"{month.until:%Y-%m}")

@@ -26,6 +26,7 @@ from gpuledger_collector.services.capacity_plan import (
     capacity_plan,
     history,
     quarter_ahead,
+    store_capacity_plans,
 )
 from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.services.scaling_advice import UnknownPool
@@ -116,6 +117,10 @@ def capacity(
         str | None,
         Option("--currency", help="ISO 4217 code of the rates given; else the price book's."),
     ] = None,
+    store: Annotated[
+        bool,
+        Option("--store", help="Plan all pools now for the board, which gets its plans hourly."),
+    ] = False,
     form: options.Form = options.Format.table,
     dsn: options.Dsn = None,
     config: options.Config = None,
@@ -128,6 +133,12 @@ def capacity(
     """
     if problem := currency_problem(currency) if currency is not None else None:
         refuse(f"--currency: {problem}")
+    if store and (pool, period, end, on_demand_rate, reserved_rate, spot_rate, currency) != (
+        (None,) * 7
+    ):
+        refuse(
+            "--store plans all pools to the end of this quarter, by the price book: give it alone"
+        )
     texts = {"on_demand": on_demand_rate, "reserved": reserved_rate, "spot": spot_rate}
     given = {
         name: hourly_rate(text, f"--{name.replace('_', '-')}-rate")
@@ -138,6 +149,10 @@ def capacity(
     with open_session(dsn, config) as session:
         days = _planned_days(session, period, end)
         refresh(session.database, history(session.now_ms), session.now_ms)
+        if store:
+            planned = store_capacity_plans(session.database, session.now_ms, anew=True)
+            print(f"{plural(planned, 'plan')} stored")
+            return
         try:
             with session.database.connect() as connection:
                 priced = capacity_plan(connection, session.now_ms, pool, days, rates)

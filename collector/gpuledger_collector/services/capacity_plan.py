@@ -173,16 +173,17 @@ def plans_of_pools(
             yield _plan(connection, now_ms, series, period, GivenRates())
 
 
-def store_capacity_plans(database: Database, now_ms: int) -> int:
+def store_capacity_plans(database: Database, now_ms: int, *, anew: bool = False) -> int:
     """Plan the pools that have no plan of today, for the demand board, and drop plans of earlier
     days; return the number of new plans.
 
     A plan is worth seconds of computing, so that each pool gets one a day; a pool that is new, or
-    whose past has just become long enough, need not wait for tomorrow.
+    whose past has just become long enough, need not wait for tomorrow. `anew`: those that have one,
+    too.
     """
     today_ms = now_ms // DAY_MS * DAY_MS
     with database.connect() as connection:
-        planned = plans.pools_planned_since(connection, today_ms)
+        planned = frozenset() if anew else plans.pools_planned_since(connection, today_ms)
         records = {
             priced.plan.pool.name: priced.record()
             for priced in plans_of_pools(connection, now_ms, planned)

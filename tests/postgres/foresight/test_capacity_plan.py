@@ -327,6 +327,26 @@ def test_a_pool_is_planned_once_a_day_and_a_new_one_at_the_next_run(usage, dsn):
     assert made == {"train": NOW_MS + DAY, "serve": NOW_MS + DAY}
 
 
+def test_the_command_plans_all_pools_for_the_board(usage, run, dsn):
+    """Those that have a plan of today, too, since more may be known; it takes no other question."""
+    usage()
+    usage("serve")
+    store = Database(dsn)
+    assert store_capacity_plans(store, NOW_MS) == 2
+    with store.connect() as connection:
+        connection.execute("UPDATE capacity_plan SET plan = '{}'")
+    assert run("plan", "capacity", "--store") == (0, "2 plans stored\n", "")
+    with store.connect() as connection:
+        made = connection.execute(
+            "SELECT pool, plan ->> 'from' FROM capacity_plan ORDER BY pool"
+        ).fetchall()
+    assert [pool for pool, _ in made] == ["serve", "train"]
+    assert all(first for _, first in made)
+    code, _, err = run("plan", "capacity", "--store", "--pool", "train")
+    assert code == 2
+    assert "give it alone" in err
+
+
 def test_hours_are_not_read_again_where_every_pool_has_its_plan(usage, dsn, monkeypatch):
     """The job runs every hour, and what it plans from is 400 days of the hourly ledger."""
     usage()
