@@ -275,6 +275,7 @@ def test_the_page_marks_what_is_in_the_weekly_mail(fleet, episodes, write, apply
         assert page.faults == []
         return set(map(int, re.findall(r"in the weekly mail job-(\d) was", page.text)))
 
+    assert marked(3) == set()
     put(1, 9 * MICRO, 0.5, until=2)
     put(2, 12 * MICRO, 0.5, team="vision", until=2)
     put(3, MICRO, 0.5, team="tiny", over=True)
