@@ -256,7 +256,7 @@ def test_a_declared_floor_overrides_what_is_usual(fleet, episodes, write, apply)
     assert write(MONDAY + 1.3).anomalies == 1
 
 
-def test_the_page_marks_what_is_in_the_weekly_mail(fleet, episodes, write, apply, dsn):
+def test_the_page_marks_what_is_small(fleet, episodes, write, apply, dsn):
     """By the rule of the mails: before it is told and after; not what is mailed by itself, has grown,
     is below a declared floor or was too old for the last mail, nor where there is nobody to tell.
     """
@@ -273,12 +273,12 @@ def test_the_page_marks_what_is_in_the_weekly_mail(fleet, episodes, write, apply
             list_pages.anomalies_page(reads, View.narrow(ANYBODY, {}), WHOLE, "none").body.decode()
         )
         assert page.faults == []
-        return set(map(int, re.findall(r"in the weekly mail job-(\d) was", page.text)))
+        return set(map(int, re.findall(r"small job-(\d) was", page.text)))
 
     assert marked(3) == set()
     put(1, 9 * MICRO, 0.5, until=2)
     put(2, 12 * MICRO, 0.5, team="vision", until=2)
-    put(3, MICRO, 0.5, team="tiny", over=True)
+    put(3, MICRO, 0.5, team="tiny", over=True, until=2.5)
     put(4, 9 * MICRO, -18, team="vision", over=True)
     assert marked(3) == {1, 3}
     assert write(3).anomalies == 1
