@@ -38,19 +38,20 @@ LONG_PALETTE = (
     "#AA4499",
     "#117733",
     "#8888F2",
-    "#DC9774",
     "#195DE6",
     "#C79FDB",
     "#8B4B56",
-    "#6BC115",
-    "#A17112",
-    "#3E6B74",
-    "#C464C4",
+    "#DC9774",
     "#5999A6",
+    "#3E6B74",
     "#6B8B4B",
+    "#A17112",
+    "#6BC115",
+    "#C464C4",
 )
 """Of names of which there are more than teams: projects and models. Each can be seen on white and on
-black, and told from the others and from states, with color blindness, too (CIEDE2000).
+black, and told from the others and from states, with color blindness, too (CIEDE2000); the first
+ones best.
 """
 OTHERS = "#BBBBBB"
 MEANING = {
