@@ -273,7 +273,7 @@ def test_the_page_marks_what_is_small(fleet, episodes, write, apply, dsn):
             list_pages.anomalies_page(reads, View.narrow(ANYBODY, {}), WHOLE, "none").body.decode()
         )
         assert page.faults == []
-        return set(map(int, re.findall(r"small job-(\d) was", page.text)))
+        return set(map(int, re.findall(r"no mail of its own job-(\d) was", page.text)))
 
     assert marked(3) == set()
     put(1, 9 * MICRO, 0.5, until=2)
