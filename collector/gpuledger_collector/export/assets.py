@@ -52,6 +52,7 @@ def assets_by_address() -> dict[str, Asset]:
     return {item.address: item for item in map(asset, NAMES)}
 
 
+@lru_cache(maxsize=len(NAMES))
 def address_of_asset(name: str) -> str:
     """Where an asset is served, for templates."""
     return asset(name).address

@@ -76,6 +76,7 @@ def environment() -> Environment:
 
     templates = Environment(
         loader=PackageLoader("gpuledger_collector"),
+        auto_reload=False,  # an installed file stays as it is; a page would look at each of its own
         autoescape=True,
         finalize=show_value,
         undefined=StrictUndefined,

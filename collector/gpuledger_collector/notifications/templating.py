@@ -98,6 +98,7 @@ def environment() -> Environment:
 
     templates = Environment(
         loader=PackageLoader("gpuledger_collector.notifications"),
+        auto_reload=False,
         autoescape=select_autoescape(("html",)),
         finalize=finalize,
         undefined=StrictUndefined,
