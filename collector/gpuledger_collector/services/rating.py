@@ -105,6 +105,8 @@ OnDay = Callable[[int, int], None]
 """Called after each day with the number of days done and the number of all days."""
 WORKERS_FROM_S = 4.0
 """Seconds of rating that are worth starting worker processes, which takes about one."""
+MANY_DAYS = 7
+"""Days at once after which Postgres is told how many charges there are now."""
 
 
 def rate_usage(
@@ -149,6 +151,9 @@ def _rate_requested(
         ):
             if on_day is not None:
                 on_day(len(rated) + count, len(rated) + len(days))
+        if count >= MANY_DAYS:
+            with database.transaction() as connection:
+                rated_days.count_charges(connection)
         rated.update(days[:count])
         if count < len(days):
             return len(rated)

@@ -74,6 +74,18 @@ def request(fleet):
     )
 
 
+@pytest.mark.parametrize("many", [6, 7])
+def test_postgres_knows_how_many_charges_a_month_has(days, dsn, monkeypatch, many):
+    """At once after many days, as a statement that is asked for next is planned by that."""
+    monkeypatch.setattr(rating, "MANY_DAYS", many)
+    assert rate_usage(Database(dsn), NOW_MS, PERIOD) == len(DAYS)
+    ((known, charges),) = days.rows(
+        "SELECT (SELECT reltuples::bigint FROM pg_class WHERE oid = 'charge'::regclass), (SELECT"
+        " count(*) FROM charge)"
+    )
+    assert (known == charges) == (many <= len(DAYS))
+
+
 def test_a_day_waits_for_its_own_lock_and_for_that_of_the_ledger_only(days, ledger, dsn):
     """While one day is rated, the others are folded and rated; nobody takes the ledger meanwhile."""
     with ThreadPoolExecutor(1) as threads, psycopg.connect(dsn) as rater:

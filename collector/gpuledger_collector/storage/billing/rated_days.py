@@ -233,6 +233,15 @@ def replace_day(
     )
 
 
+def count_charges(connection: Connection) -> None:
+    """Have Postgres look at how many charges there are, and of what.
+
+    It does so by itself within a minute or so; until then, after a month of a fleet, questions about
+    it are planned for the few rows that were there before, and take several times as long.
+    """
+    connection.execute("ANALYZE charge")
+
+
 def correct_day(
     connection: Connection,
     rated: RatedDay,
