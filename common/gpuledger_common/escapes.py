@@ -29,25 +29,27 @@ affect visible ones.
 """
 _ONE_LINE = re.compile(f"[{_HIDDEN}]")
 _LINES = re.compile(f"[{_HIDDEN.replace(_CONTROLS, _CONTROLS_IN_A_LINE, 1)}]")
+_SELECTORS = re.compile("[\U000e0100-\U000e01ef]")
+"""The hidden ones that Python takes for printable: they choose between forms of a character."""
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
 
 
 def escape_text(text: str) -> str:
     """The text in one line, with every invisible character as an escape."""
-    return text if text.isprintable() else _ONE_LINE.sub(_escape, text)
+    return text if _shows_all(text) else _ONE_LINE.sub(_escape, text)
 
 
 def escape_cells(cells: list[str]) -> list[str]:
     """Each text in one line, as `escape_text` gives it; most rows have nothing to escape, which one
     look shows.
     """
-    return cells if "".join(cells).isprintable() else [escape_text(cell) for cell in cells]
+    return cells if _shows_all("".join(cells)) else [escape_text(cell) for cell in cells]
 
 
 def escape_lines(text: str) -> str:
     """The text with every invisible character but line feeds and tabs as an escape."""
     # Nearly every page has nothing else: a look takes a sixth of what the pattern does.
-    if text.replace("\n", "").replace("\t", "").isprintable():
+    if _shows_all(text.replace("\n", "").replace("\t", "")):
         return text
     return _LINES.sub(_escape, text)
 
@@ -60,7 +62,7 @@ def neutral(text: str) -> str:
     carriage return.
     """
     # A file has hundreds of thousands of cells, and nearly all are of this kind.
-    if text[:1] in _HARMLESS and text.isprintable():
+    if text[:1] in _HARMLESS and _shows_all(text):
         return text
     escaped = escape_text(text)
     first = escaped[:1]
@@ -68,6 +70,11 @@ def neutral(text: str) -> str:
     # hence NFKC.
     plain = first if first.isascii() else normalize("NFKC", first)
     return f"'{escaped}" if plain.startswith(_FORMULA) else escaped
+
+
+def _shows_all(text: str) -> bool:
+    """Whether no character of a text is hidden: a quick look, before a pattern looks for which."""
+    return text.isprintable() and (text.isascii() or not _SELECTORS.search(text))
 
 
 def _escape(match: re.Match[str]) -> str:
