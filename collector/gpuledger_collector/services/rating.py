@@ -151,7 +151,7 @@ def _rate_requested(
         ):
             if on_day is not None:
                 on_day(len(rated) + count, len(rated) + len(days))
-        if count >= MANY_DAYS:
+        if count >= MANY_DAYS and not stopping():
             with database.transaction() as connection:
                 rated_days.count_charges(connection)
         rated.update(days[:count])

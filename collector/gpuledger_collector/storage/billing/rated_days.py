@@ -237,9 +237,10 @@ def count_charges(connection: Connection) -> None:
     """Have Postgres look at how many charges there are, and of what.
 
     It does so by itself within a minute or so; until then, after a month of a fleet, questions about
-    it are planned for the few rows that were there before, and take several times as long.
+    it are planned for the few rows that were there before, and take several times as long. Where
+    somebody else looks at it already, nobody waits.
     """
-    connection.execute("ANALYZE charge")
+    connection.execute("ANALYZE (SKIP_LOCKED) charge")
 
 
 def correct_day(
