@@ -466,6 +466,9 @@ def _job_paths(statement: Statement, section: StatementSection) -> dict[tuple[st
         if not line.runs or is_reserved(line.label[0]):
             continue
         name, user, project, model, *corrected = line.label
+        # No address asks for jobs of nobody: it would list those of everybody.
+        if not user or not model:
+            continue
         # A correction is listed with the days that it corrects.
         month = corrected[0].removeprefix(CORRECTION_OF) if corrected else statement.month
         narrowed = {"period": month, statement.level: statement.owner}
