@@ -5,7 +5,7 @@ hour in which somebody is first notified of it. Six weeks by the hour, the same 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -194,8 +194,8 @@ def first_notices() -> Iterator[AnomalyNotice]:
                 break
 
 
-def findings_at(team: TeamSpending, end_ms: int) -> list[Finding]:
-    """What the search finds of a team at the end of an hour."""
+def findings_at(team: TeamSpending, end_ms: int, known: Sequence[Finding] = ()) -> list[Finding]:
+    """What the search finds of a team at the end of an hour, beside what it found before."""
     seen = TeamSpending(
         team.name,
         team.currency,
@@ -206,4 +206,4 @@ def findings_at(team: TeamSpending, end_ms: int) -> list[Finding]:
     seen.runs = list_runs(seen.usage, end_ms - HOUR_MS)
     coverage = {(pool, at): 1.0 for pool in team.pools for at in range(START, end_ms, HOUR_MS)}
     detection = detect(*seen.hourly(end_ms, coverage))
-    return judge_team(seen, detection, (), Period(START, end_ms))
+    return judge_team(seen, detection, known, Period(START, end_ms))

@@ -20,6 +20,7 @@ from gpuledger_collector.insight.anomalies.causes import UNUSED
 from gpuledger_collector.insight.anomalies.detector import LONG_RUNNING_HOURS
 from gpuledger_collector.insight.anomalies.spending_findings import (
     BY_LONG_RUNNING,
+    HELD_MS,
     PILES_UP,
     UNUSUAL_HOURS,
 )
@@ -61,6 +62,8 @@ MAX_ACCELERATORS = 8
 MAX_ROWS = 10
 MAX_USERS = 3
 MAX_RUNS = 3
+MAX_ID = 400
+"""Of an id's characters: one that is cut is found by no command."""
 FEW_HOURS = 4
 MIN_ALIKE = 3
 CAUSES = (
@@ -386,9 +389,12 @@ def _to_do(evidence: Mapping[str, Any], cause: str) -> str:
 
 
 def _does_nothing(evidence: Mapping[str, Any]) -> bool:
-    """Whether the GPUs of the cause are known to have worked in next to none of their time."""
-    known_ms = _known_ms(evidence)
-    return known_ms > 0 and int(evidence["busy_ms"]) <= UNUSED * known_ms
+    """Whether the GPUs of the cause are known to have worked in next to none of their time; of most
+    of it that has to be known.
+    """
+    known_ms, held_ms = _known_ms(evidence), int(evidence.get(HELD_MS, 0))
+    is_known = held_ms > 0 and 2 * known_ms >= held_ms
+    return is_known and int(evidence["busy_ms"]) <= UNUSED * known_ms
 
 
 def _known_ms(evidence: Mapping[str, Any]) -> int:
@@ -474,7 +480,7 @@ def _use_text(evidence: Mapping[str, Any]) -> str:
 
 def _runs_text(runs: Sequence[str]) -> str:
     """Ids of the latest runs, as `gpuledger runs show` takes them, the latest first."""
-    shown = [safe_name(run, 60) for run in reversed(runs[-MAX_RUNS:])]
+    shown = [safe_name(run, MAX_ID) for run in reversed(runs[-MAX_RUNS:])]
     return ", ".join(shown) + (" and earlier ones" if len(runs) > MAX_RUNS else "")
 
 

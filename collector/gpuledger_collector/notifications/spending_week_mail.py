@@ -57,8 +57,8 @@ def spending_week(
         verdict=_verdict(week, cost),
         blocks=blocks,
         why=(
-            "You get this on the first day of a week when the small episodes of the one before come"
-            " to something together."
+            "You get this once a week at most, when the small episodes of the week before come to"
+            " something together."
         ),
         tone=CALM,
         open=None if pages is None else ("Open the episodes", pages.anomalies(team)),

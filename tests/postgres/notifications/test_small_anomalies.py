@@ -215,6 +215,14 @@ def test_a_week_of_next_to_nothing_is_in_no_mail(fleet, episodes, write, extra, 
     assert [write(day).collected for day in (MONDAY + 0.1, MONDAY + 1)] == [collected, 0]
 
 
+def test_what_cost_less_takes_nothing_from_the_others(fleet, episodes, write):
+    """A storm may cost less than the job did before."""
+    rate(fleet, range(-28, 0))
+    episodes.put(1, 9 * MICRO, 1, until=4, over=True)
+    episodes.put(2, -9 * MICRO, 1, until=4, over=True, state="storm")
+    assert write(MONDAY + 0.1).collected == 2
+
+
 def test_a_week_that_is_much_to_its_team_is_mailed(fleet, episodes, write):
     """USD 2 are half a day of a small team."""
     rate(fleet, range(-28, 0))

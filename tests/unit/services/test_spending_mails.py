@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fakes.spending_events import EVENT, first_notices, furnish, usual_costs
+from fakes.spending_events import EVENT, findings_at, first_notices, furnish, usual_costs
 from gpuledger_collector.accounting.period import HOUR_MS
+from gpuledger_collector.insight.anomalies.spending_findings import BY_MINUTES
 from gpuledger_collector.notifications import finding_mail
 
 GOLDEN = Path(__file__).parent / "spending_mails.txt"
@@ -161,6 +162,27 @@ def test_it_began_when_its_cause_did(notices):
         assert 0 < evidence["unusual_hours"] < hours, team
 
 
+@pytest.mark.parametrize(("hours", "same"), [(11, True), (13, False)])
+def test_what_minutes_showed_is_confirmed_within_half_a_day(notices, hours, same):
+    """Counted to the first flagged hour, not to the earlier one in which the rise began."""
+    finding = notices["nlp"].finding
+    flagged_ms = EVENT + 3 * HOUR_MS
+    until_ms = flagged_ms - hours * HOUR_MS
+    minutes = replace(
+        finding,
+        key="minutes",
+        since_ms=until_ms - HOUR_MS,
+        until_ms=until_ms,
+        evidence={BY_MINUTES: True},
+    )
+    (found,) = [
+        each
+        for each in findings_at(furnish().team("nlp"), finding.until_ms, [minutes])
+        if each.until_ms > EVENT
+    ]
+    assert (found.key == "minutes") == same
+
+
 def test_what_does_nothing_is_asked_back(notices, texts):
     """Whatever it is for; subject and advice say what was found."""
     assert finding_mail.headline(notices["nlp"].finding) == (
@@ -168,6 +190,24 @@ def test_what_does_nothing_is_asked_back(notices, texts):
     )
     assert "Ask farah to end weekend-hold: its GPUs do nothing." in texts["nlp"]
     assert "does nothing" not in texts["research"]
+
+
+def test_what_is_hardly_known_is_not_said_to_do_nothing(notices):
+    """Readings that stopped after the start say nothing about the days after."""
+    finding = notices["nlp"].finding
+    evidence = {**finding.evidence, "idle_ms": finding.evidence["idle_ms"] // 3}
+    text = finding_mail.anomaly(
+        replace(notices["nlp"], finding=replace(finding, evidence=evidence))
+    ).text
+    assert "nothing" not in text
+    assert "Ask farah what it is for" in text
+
+
+def test_an_id_is_told_whole(notices):
+    """One that is cut is found by no command."""
+    run = f"container:node-17.cluster.example.com:{'ab' * 32}"
+    text = finding_mail.anomaly(replace(notices["nlp"], runs=(run,))).text
+    assert run in "".join(text.split())
 
 
 def test_what_piles_up_says_that_it_will_be_more(texts):

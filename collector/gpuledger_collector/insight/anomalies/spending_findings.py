@@ -55,6 +55,9 @@ ONSET_SHARE = 0.5
 """Hours right before the first flagged one belong to its episode while they have this share of what it
 was above the expected: what begins at night is flagged when it has lasted.
 """
+HELD_MS = "held_ms"
+"""Evidence key: GPU-milliseconds that the runs of the cause held, whether they worked or not."""
+NS_PER_MS = 1_000_000
 PILES_UP = "piles_up"
 """Evidence key of a cause whose runs begin one after the other and do not end."""
 UNUSUAL_HOURS = "unusual_hours"
@@ -94,7 +97,7 @@ def _episode_finding(
     flagged_ms = series.start_ms + episode.first * HOUR_MS
     start_ms = series.start_ms + find_onset(detection, episode) * HOUR_MS
     until_ms = series.start_ms + (episode.last + 1) * HOUR_MS
-    same = _same_episode(known, team, start_ms, until_ms)
+    same = _same_episode(known, team, Period(start_ms, until_ms), flagged_ms)
     first_minute_ms = None if same is None else same.evidence.get(FIRST_MINUTE)
     if first_minute_ms is not None:
         start_ms = min(start_ms, max(series.start_ms, first_minute_ms // HOUR_MS * HOUR_MS))
@@ -189,18 +192,21 @@ def team_finding(
 
 
 def _same_episode(
-    known: Iterable[Finding], team: TeamSpending, start_ms: int, until_ms: int
+    known: Iterable[Finding], team: TeamSpending, episode: Period, flagged_ms: int
 ) -> Finding | None:
-    """The earlier finding of this episode; one found from minutes also when hours confirm it some
-    time later.
+    """The earlier finding of this episode; one found from minutes also when the first flagged hour
+    confirms it some time later.
     """
+    reach_ms = MERGE_HOURS * HOUR_MS
     for finding in known:
-        reach_ms = MERGE_HOURS * HOUR_MS if BY_MINUTES in finding.evidence else 0
         if (
             (finding.subject, finding.currency) == (team.label, team.currency)
             and finding.state != STORM
-            and finding.since_ms < until_ms
-            and finding.until_ms + reach_ms > start_ms
+            and finding.since_ms < episode.end_ms
+            and (
+                finding.until_ms > episode.start_ms
+                or (BY_MINUTES in finding.evidence and finding.until_ms + reach_ms > flagged_ms)
+            )
         ):
             return finding
     return None
@@ -216,6 +222,7 @@ def cause_evidence(cause: AnomalyCause, runs: Iterable[WorkloadRun]) -> dict[str
         "workloads": list(cause.workloads),
         **({PILES_UP: True} if cause.piles_up else {}),
         WORKLOADS: list(ids)[-MOST_IDS:],
+        HELD_MS: sum(run.gpu_ns for run in about) // NS_PER_MS,
         "busy_ms": sum(run.busy_ms for run in about),
         "idle_ms": sum(run.idle_ms for run in about),
     }

@@ -51,14 +51,15 @@ class UsualCosts:
 
     def are_worth_a_mail(self, findings: Iterable[Finding]) -> bool:
         """Whether small episodes, whose teams and currencies are known, come together to as much as
-        one day of an episode that is mailed by itself: those of a team, or all in a currency.
+        one day of an episode that is mailed by itself: those of a team, or all in a currency. What
+        cost less than before takes nothing from the others.
         """
         of_teams: dict[tuple[str, str], int] = defaultdict(int)
         of_all: dict[str, int] = defaultdict(int)
         for finding in findings:
             currency = finding.currency or ""
-            of_teams[finding.team, currency] += finding.cost_micro or 0
-            of_all[currency] += finding.cost_micro or 0
+            of_teams[finding.team, currency] += max(0, finding.cost_micro or 0)
+            of_all[currency] += max(0, finding.cost_micro or 0)
         return any(not self._is_below(*key, micro) for key, micro in of_teams.items()) or any(
             100 * self.days * micro >= PERCENT_OF_ALL * self.all_micro[currency]
             for currency, micro in of_all.items()
