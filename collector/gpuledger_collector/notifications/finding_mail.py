@@ -607,7 +607,7 @@ def _confidence_text(finding: Finding) -> str:
     )
     if hours < FEW_HOURS:
         return f"early, from {plural(hours, 'hour')}: it may end by itself{seen}"
-    return f"above usual for {plural(hours, 'hour')}, far above in {flagged} of them{seen}"
+    return f"over {plural(hours, 'hour')}, far above usual in {flagged} of them{seen}"
 
 
 def write_reclaim_mail(action: ReclaimAction, workload: IdleWorkload | None) -> Content:

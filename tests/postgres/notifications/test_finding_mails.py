@@ -367,7 +367,7 @@ def test_a_storm_is_told_of_its_job_also_where_it_costs_less() -> None:
 @pytest.mark.parametrize(
     ("state", "score", "said"),
     [
-        ("usage", 9.5, "above usual for 30 hours, far above in 28 of them"),
+        ("usage", 9.5, "over 30 hours, far above usual in 28 of them"),
         ("usage", None, "a guess: found within minutes"),
         ("storm", None, "likely, not certain: how its runs ended is not known"),
     ],

@@ -228,7 +228,7 @@ def test_runs_are_named_by_their_ids(notices, texts):
 def test_how_sure_is_said_of_the_hours_so_far(texts):
     """Of few hours that it is early; of what a team's total does not show, by what it was seen."""
     assert "How sure early, from 2 hours: it may end by itself" in texts["ads"]
-    assert "How sure above usual for 11 hours, far above in 4 of them" in texts["inference"]
+    assert "How sure over 11 hours, far above usual in 4 of them" in texts["inference"]
     assert "seen in what runs for over 12 hours" in texts["genomics"]
 
 
