@@ -16,6 +16,9 @@ GPU takes in a year. A backup is a file of everything: what counts is the second
 
 It ends with 1 when a question of the first table takes more than 1.2 times as long; below 20 ms a
 difference says nothing.
+
+Writing takes most of the time and is not what is compared: `--write FOLDER` does that alone, and
+`--read FOLDER` asks what it wrote, once (it adds hours).
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import argparse
 import contextlib
 import datetime as dt
 import gc
+import json
 import math
 import os
 import shutil
@@ -31,7 +35,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -65,6 +69,7 @@ NOISE_S = 0.02
 FLUSH_S = 11
 """After which a session that stays open has told the server what it read."""
 LEVEL = "team"
+SPAN = "span.json"
 OFF = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
 LATE_JOBS = frozenset({"send_outbox", "meter_scrapes"})
 """Jobs that ask others than the ledger."""
@@ -432,36 +437,67 @@ def same_months(sides: Sequence[Side], name: str) -> bool:
     return len(seals) == 1
 
 
+@dataclass(frozen=True)
+class Span:
+    """Of how many GPUs, which months, up to when: what a ledger that is kept does not say of itself."""
+
+    gpus: int
+    years: int
+    now_ms: int
+
+    @property
+    def months(self) -> list[str]:
+        """Names of the months that are over."""
+        return months_before(dt.datetime.fromtimestamp(self.now_ms / 1000, dt.UTC), self.years)
+
+
+def open_ledgers(
+    stack: contextlib.ExitStack, folder: Path, span: Span, *, write: bool
+) -> list[Ledger]:
+    """Both ledgers on servers of their own, which run as long as the stack."""
+    names, ledgers = span.months, []
+    for name, months in (("first months", names[-2:]), ("ten years", names)):
+        server = EmbeddedServer(folder / name.replace(" ", "-"), options=OFF)
+        dsn = server.acquire()
+        stack.callback(server.release)
+        migrate.upgrade(dsn)
+        ledgers.append(Ledger(name, dsn, span.gpus, month(names[0]).start_ms, span.now_ms))
+        if write:
+            ledgers[-1].seed(months)
+    return ledgers
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpus", type=int, default=200)
     parser.add_argument("--years", type=int, default=10)
     parser.add_argument("--runs", type=int, default=7, help="turns of each question (default: 7)")
+    parser.add_argument("--write", type=Path, help="write the ledgers into this folder, and end")
+    parser.add_argument("--read", type=Path, help="ask the ledgers of this folder, once")
     options = parser.parse_args()
     print(machine())
     gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
     # In this process, which has imported numpy: the same charges in less time.
     rating.WORKERS_FROM_S, rating.TOGETHER_FROM = math.inf, 1
-    now_ms = time.time_ns() // 1_000_000 // HOUR_MS * HOUR_MS
-    names = months_before(dt.datetime.now(dt.UTC), options.years)
-    origin_ms = month(names[0]).start_ms
+    span = Span(options.gpus, options.years, time.time_ns() // 1_000_000 // HOUR_MS * HOUR_MS)
+    if options.read:
+        span = Span(**json.loads((options.read / SPAN).read_text()))
     with contextlib.ExitStack() as stack:
-        sides = []
-        for name, months in (("first months", names[-2:]), ("ten years", names)):
+        folder = options.read or options.write
+        if folder is None:
             folder = open_folder("gpuledger-bench-")
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            server = EmbeddedServer(folder / "data", options=OFF)
-            dsn = server.acquire()
-            stack.callback(server.release)
-            migrate.upgrade(dsn)
-            ledger = Ledger(name, dsn, options.gpus, origin_ms, now_ms)
-            ledger.seed(months)
-            sides.append(Side(ledger, stack.enter_context(running(dsn))))
+        ledgers = open_ledgers(stack, folder, span, write=options.read is None)
+        if options.write:
+            (folder / SPAN).write_text(json.dumps(asdict(span)))
+            return 0
+        names = span.months
+        sides = [Side(ledger, stack.enter_context(running(ledger.dsn))) for ledger in ledgers]
         missed = compare(sides, questions(names[-1]), options.runs)
         missed += ["an hour"] if an_hour(sides, options.runs) else []
         jobs(sides, folder)
         backups(sides, folder)
-        room(sides[-1].ledger, options.years)
+        room(sides[-1].ledger, span.years)
         packed_hours(sides[-1].ledger, names[-1])
         is_same = same_months(sides, names[-1])
     print(f"\nmissed: {'; '.join(missed) or 'none'}")
