@@ -31,6 +31,7 @@ from gpuledger_collector.accounting.owner_tree import OwnerPath
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.accounting.quantity import gpu_ns
+from gpuledger_collector.accounting.quick_values import made_quickly
 from gpuledger_collector.accounting.usage import (
     HELD,
     STRANDED,
@@ -46,6 +47,7 @@ report's id).
 """
 
 
+@made_quickly
 @dataclass(frozen=True, slots=True)
 class RatedAccelerator:
     """The accelerator as rating sees it: its share of a device and where the price book finds it."""
@@ -85,6 +87,7 @@ class ImportedUsage:
     """The workload's key, which does not depend on the order of arrival as its id does."""
 
 
+@made_quickly
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge(Measures):
     """One line of the bill: who, what, when, how much.

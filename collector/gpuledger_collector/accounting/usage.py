@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from gpuledger_collector.accounting.period import Period, join_periods
+from gpuledger_collector.accounting.quick_values import made_quickly
 from gpuledger_common.largest_remainder import split
 
 HELD, UNALLOCATED, UNAVAILABLE, UNOBSERVED = "held", "unallocated", "unavailable", "unobserved"
@@ -24,6 +25,7 @@ STRANDED = "stranded"
 STATES = (HELD, UNALLOCATED, UNAVAILABLE, UNOBSERVED, STRANDED)
 
 
+@made_quickly
 @dataclass(frozen=True, slots=True)
 class UsageInterval:
     """Evidence: one accelerator, one state, one holder, from start to end, as an agent integrated
@@ -52,6 +54,7 @@ class UsageInterval:
     attributes_id: int | None = None
 
 
+@made_quickly
 @dataclass(frozen=True, slots=True)
 class HourlyUsage:
     """What one state (and holder) had of a rating interval.

@@ -12,6 +12,7 @@ from itertools import pairwise
 from gpuledger_collector.accounting.ledger_rows import CapacityRow
 from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.accounting.quantity import GPU_MICRO
+from gpuledger_collector.accounting.quick_values import made_quickly
 from gpuledger_collector.accounting.rating import RatedAccelerator
 
 FAR_MS = 7_258_118_400_000
@@ -20,6 +21,7 @@ ROUNDING_MICRO = 7
 """Shares are rounded down to millionths: seven sevenths leave one, which is no slice."""
 
 
+@made_quickly
 @dataclass(frozen=True, slots=True)
 class RatedPlacement:
     """An accelerator in one place for a period."""
