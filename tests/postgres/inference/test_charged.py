@@ -24,6 +24,7 @@ from gpuledger_collector.services.reconciliation import reconcile
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.ledger.token_usage import store_token_usage
 from gpuledger_collector.storage.schema import metadata
+from gpuledger_collector.storage.schema.columns import target_of
 
 pytestmark = pytest.mark.slow
 __all__ = ["rich"]
@@ -534,8 +535,8 @@ def test_no_cell_of_what_moves_is_changed_unseen(charged, run):
             if column.primary_key:
                 continue
             other = (
-                f"(SELECT max(t.id) FROM {key.column.table.name} t WHERE t.id IS DISTINCT FROM w.{name})"
-                if (key := next(iter(column.foreign_keys), None)) is not None
+                f"(SELECT max(t.id) FROM {target.table.name} t WHERE t.id IS DISTINCT FROM w.{name})"
+                if (target := target_of(column)) is not None
                 else f"w.{name} || 'x'"
                 if isinstance(column.type, sa.Text)
                 else f"coalesce(w.{name}, 0) + 1"

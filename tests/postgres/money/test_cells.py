@@ -38,6 +38,7 @@ from gpuledger_collector.storage.access import audited
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.schema import metadata
+from gpuledger_collector.storage.schema.columns import target_of
 
 __all__ = ["rich"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -229,8 +230,7 @@ def changes(column: sa.Column) -> Iterator[str]:
 def another(column: sa.Column) -> str | None:
     """SQL of another value for a cell; None where no value of the type is known."""
     name = f'"{column.name}"'
-    for key in column.foreign_keys:
-        target = key.column
+    if (target := target_of(column)) is not None:
         other = f'FROM {target.table.name} t WHERE t."{target.name}" IS DISTINCT FROM w.{name}'
         return f'(SELECT "{target.name}" {other} ORDER BY 1 LIMIT 1)'
     if isinstance(column.type, sa.Boolean):

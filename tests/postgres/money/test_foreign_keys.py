@@ -18,10 +18,12 @@ from gpuledger_collector.storage.foreign_keys import (
 from gpuledger_collector.storage.ledger import zones
 from gpuledger_collector.storage.ledger.token_usage import store_token_usage
 from gpuledger_collector.storage.locks import Lock
+from gpuledger_collector.storage.schema import metadata
+from gpuledger_collector.storage.schema.columns import target_of
 
 SETTINGS = "SELECT current_setting('plan_cache_mode'), current_setting('enable_seqscan')"
 BULK = {
-    *("charge", "ledger_day", "ledger_month", "owner_5min", "token_hour", "closed_workload"),
+    *("ledger_day", "ledger_month", "owner_5min", "token_hour", "closed_workload"),
     *("imported_usage", "workload_attributes", "bill_line"),
 }
 """Tables with foreign keys that are written by thousands, each by `write_by_thousands`."""
@@ -143,3 +145,80 @@ def test_a_charge_of_an_unknown_owner_is_refused(dsn):
                 " idle_ns, unknown_ns) VALUES (0, 7, 'held', '', '', 1, 0, 0, 1)"
             )
         connection.execute("ROLLBACK")
+
+
+KEYS = {
+    "owner_id": ("owner", "INSERT INTO owner (team) VALUES (gen_random_uuid()) RETURNING id"),
+    "price_id": (
+        "price",
+        "INSERT INTO price (gpu_model, purchase, rate_per_gpu_hour, currency, effective_from_ms,"
+        " recorded_at) VALUES ('', 'on_demand', 2, 'USD', 0, now()) RETURNING id",
+    ),
+    "commitment_id": (
+        "commitment",
+        "INSERT INTO commitment (name, gpus, upfront_micro, rate_per_gpu_hour, currency, starts_ms,"
+        " ends_ms, recorded_at) VALUES ('c', 1, 0, 1, 'USD', 0, 3600000, now()) RETURNING id",
+    ),
+    "inference_id": (
+        "inference_share",
+        "INSERT INTO inference_share (server, weights) VALUES (gen_random_uuid(), '') RETURNING id",
+    ),
+}
+"""What a charge names: its table, and a row of it."""
+CHARGE = (
+    "INSERT INTO charge (day_ms, start_ms, end_ms, state, gpu_ns, busy_ns, idle_ns, unknown_ns, {})"
+    " VALUES (0, 0, 1, 'held', 1, 0, 0, 1, %s)"
+)
+
+
+def test_what_a_charge_names_is_declared():
+    """A column of the walk over cells refers to a row of its table."""
+    found = {
+        column.name: target.table.name
+        for column in metadata.tables["charge"].columns
+        if (target := target_of(column)) is not None
+    }
+    assert found == {name: table for name, (table, _) in KEYS.items()}
+
+
+@pytest.mark.parametrize("column", KEYS)
+def test_a_charge_names_what_is_there(dsn, column):
+    """Also when it is changed; and what it names stays as long as it does."""
+    table, insert = KEYS[column]
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for statement in (CHARGE.format(column), f"UPDATE charge SET {column} = %s"):
+            with pytest.raises(psycopg.errors.ForeignKeyViolation, match=f"a row of {table} "):
+                connection.execute(statement, (4711,))
+            (number,) = connection.execute(insert).fetchone()
+            connection.execute(statement, (number,))
+            if statement.startswith("UPDATE"):
+                connection.execute(f"DELETE FROM {table} WHERE id <> %s", (number,))
+        for change in (f"DELETE FROM {table}", f"UPDATE {table} SET id = DEFAULT"):
+            with pytest.raises(psycopg.errors.ForeignKeyViolation, match="charges name it"):
+                connection.execute(change)
+        connection.execute("DELETE FROM charge")
+        connection.execute(f"DELETE FROM {table}")
+
+
+def test_what_a_charge_is_about_to_name_is_not_deleted(dsn):
+    """Who deletes it waits for the transaction that charges, and is refused."""
+    with psycopg.connect(dsn) as charging, psycopg.connect(dsn, autocommit=True) as deleting:
+        (number,) = deleting.execute(KEYS["owner_id"][1]).fetchone()
+        charging.execute(CHARGE.format("owner_id"), (number,))
+        deleting.execute("SET lock_timeout = '50ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            deleting.execute("DELETE FROM owner")
+        charging.commit()
+        with pytest.raises(psycopg.errors.ForeignKeyViolation):
+            deleting.execute("DELETE FROM owner")
+        charging.execute("DELETE FROM charge")
+        charging.commit()
+        # The other way round: what is deleted meanwhile is not there.
+        with deleting.transaction():
+            deleting.execute("DELETE FROM owner")
+            charging.execute("SET lock_timeout = '50ms'")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                charging.execute(CHARGE.format("owner_id"), (number,))
+        charging.rollback()
+        with pytest.raises(psycopg.errors.ForeignKeyViolation):
+            charging.execute(CHARGE.format("owner_id"), (number,))

@@ -17,6 +17,7 @@ from gpuledger_collector.storage import locks
 from gpuledger_collector.storage.database import Database
 from gpuledger_collector.storage.ledger import unused_names as names
 from gpuledger_collector.storage.schema import metadata
+from gpuledger_collector.storage.schema.columns import target_of
 from gpuledger_collector.wiring import read_clock
 
 pytestmark = pytest.mark.slow
@@ -81,7 +82,8 @@ def test_every_column_that_refers_to_a_name_is_looked_at():
                     column.name.removesuffix("s").removesuffix("_id"),
                 ):
                     continue  # attributes go with the name that they are of
-                refers = any(key.column.table.name == table for key in column.foreign_keys)
+                target = target_of(column)
+                refers = target is not None and target.table.name == table
                 assert (other.name, column.name) in looked_at or not (
                     refers or table in column.name
                 ), column

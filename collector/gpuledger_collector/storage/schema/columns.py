@@ -112,6 +112,22 @@ def foreign(
     )
 
 
+def checked(name: str, target: str, *, comment: str = "", nullable: bool = False) -> sa.Column[int]:
+    """Declare a reference to a row of another table that triggers check, once for a statement."""
+    return sa.Column(name, BIG, nullable=nullable, comment=comment or None, info={"target": target})
+
+
+def target_of(declared: sa.Column[Any]) -> sa.Column[Any] | None:
+    """The column to which a reference refers; None for what is none."""
+    for reference in declared.foreign_keys:
+        return reference.column
+    if (target := declared.info.get("target")) is None:
+        return None
+    table, _, name = target.partition(".")
+    referred: sa.Column[Any] = declared.table.metadata.tables[table].columns[name]
+    return referred
+
+
 def version_columns() -> list[sa.Column[Any]]:
     """Declare from when to when a row was in force: rows are superseded, never edited."""
     return [column("recorded_at", INSTANT), column("superseded_at", INSTANT, nullable=True)]

@@ -4,6 +4,7 @@ months.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,6 +18,7 @@ from gpuledger_collector.storage.schema.columns import (
     SUM,
     TEXT,
     TIMES_NS,
+    checked,
     column,
     foreign,
     identity,
@@ -31,21 +33,23 @@ from gpuledger_collector.storage.schema.columns import (
 )
 
 
-def charge_columns() -> list[sa.Column[Any]]:
+def charge_columns(
+    reference: Callable[..., sa.Column[int]] = foreign,
+) -> list[sa.Column[Any]]:
     """Declare what a charge and a correction of it have in common."""
     return [
         *required_columns(BIG, "start_ms", "end_ms"),
         column("accelerator_id", BIG, "null: usage imported as counts", nullable=True),
         column("workload_id", BIG, "null: state without a workload", nullable=True),
-        foreign("owner_id", "owner.id", nullable=True),
+        reference("owner_id", "owner.id", nullable=True),
         *required_columns(TEXT, "state"),
         *texts("pool", "gpu_model", "node"),
-        foreign("price_id", "price.id", nullable=True),
+        reference("price_id", "price.id", nullable=True),
         *required_columns(BIG, *TIMES_NS),
         column("currency", TEXT, "null: unpriced", nullable=True),
         column("cost_micro", BIG, "null: unpriced, never 0", nullable=True),
         *optional(BIG, "idle_cost_micro", "list_cost_micro", "energy_mj"),
-        foreign(
+        reference(
             "commitment_id",
             "commitment.id",
             comment="covers it: its cost is the amortized one",
@@ -69,7 +73,7 @@ def charge_columns() -> list[sa.Column[Any]]:
             "a share of what a node costs: no GPU-time; null: GPU-time",
             nullable=True,
         ),
-        foreign(
+        reference(
             "inference_id",
             "inference_share.id",
             comment="cost of a shared server that moves to or from this owner; null: does not move",
@@ -441,7 +445,7 @@ table(
     "charge",
     "Charges: one line per day, accelerator (or pool), workload, state and rate.",
     column("day_ms", BIG, "start of the day in the billing zone"),
-    *charge_columns(),
+    *charge_columns(checked),
     index("day_ms"),
     index("workload_id"),
 )
