@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import le
 
 from gpuledger_collector.accounting.measures import Measures
+from gpuledger_collector.accounting.quick_values import made_quickly
 
 UNKNOWN_POOL = "imported"
 """The pool of jobs for which neither the file nor the person names one."""
@@ -147,6 +152,7 @@ class ImportOutcome:
     """Closed months among the days to rate again: they stay, and what changes is a correction."""
 
 
+@made_quickly
 @dataclass(frozen=True, slots=True)
 class CapacityRow:
     """When an accelerator was there to be held, where and in which pool."""
@@ -164,14 +170,16 @@ class CapacityRow:
     """UUID of its board."""
 
 
+@made_quickly
 @dataclass(frozen=True, slots=True)
 class EvidenceSum:
     """Usage intervals of an accelerator that begin in one hour, in one state and by one report of a
     holder, added up.
 
     `first_ms` and `last_ms` are their first start and last end; `is_additive` says that folding
-    them gives these sums where nothing cuts the hour and the accelerator is on `node` from first to
-    last.
+    them gives these sums where no two of the accelerator overlap (`do_overlap`), nothing cuts the
+    hour and the accelerator is on `node` from first to last. `starts` and `ends` are the bounds of
+    each of them in any order: unix ms, 8 bytes each, the highest first.
     """
 
     accelerator_id: int
@@ -189,6 +197,26 @@ class EvidenceSum:
     is_additive: bool
     node_id: int
     node: str
+    starts: bytes
+    ends: bytes
+
+
+def do_overlap(sums: Sequence[EvidenceSum]) -> bool:
+    """Whether any two usage intervals of these sums overlap, none of which is empty.
+
+    With starts and ends sorted apart: where no interval begins before as many have ended as begun
+    before it, one at most is open at any instant.
+    """
+    starts = _instants(total.starts for total in sums)
+    return not all(map(le, _instants(total.ends for total in sums), islice(starts, 1, None)))
+
+
+def _instants(packed: Iterable[bytes]) -> list[int]:
+    """Instants of 8 bytes, sorted."""
+    instants = array("q", b"".join(packed))
+    if sys.byteorder == "little":
+        instants.byteswap()
+    return sorted(instants)
 
 
 @dataclass(frozen=True, slots=True)
