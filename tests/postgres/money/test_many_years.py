@@ -3,9 +3,10 @@
 import pytest
 
 from fakes.fleet import DAY, NOW_MS, OCTOBER
-from gpuledger_collector.accounting.period import Period
+from gpuledger_collector.accounting.period import Period, month
 from gpuledger_collector.services.refresh import refresh
-from gpuledger_collector.storage.billing import rated_days, reports, runs
+from gpuledger_collector.storage.billing import month_proofs, rated_days, reports, runs
+from gpuledger_collector.storage.ledger import zones
 
 OCTOBER_DAYS = Period(OCTOBER, OCTOBER + 31 * DAY)
 OTHERS, LINES, MONTHS = 30_000, 3_000, 120
@@ -60,3 +61,16 @@ def test_days_that_are_rated_are_not_looked_for_in_the_capacity(fleet, ledger):
         rows = dict(connection.execute(READ, (["capacity"],)).fetchall())
     assert days == [rated.end_ms, rated.end_ms + DAY]
     assert rows["capacity"] <= 3 * 8
+
+
+def test_months_with_a_rated_day_are_listed_without_reading_each_day(fleet, ledger):
+    """The latest first; a month between two of them that has none is left out."""
+    fleet.capacity(1, -70 * DAY)
+    for first, days in ((-61, 31), (0, 31)):
+        asked = Period(OCTOBER + first * DAY, OCTOBER + (first + days) * DAY)
+        assert refresh(ledger, asked, NOW_MS) == days
+    with ledger.transaction(read_only=True) as connection:
+        listed = month_proofs.rated_months(connection, zones.calendar(connection))
+        rows = dict(connection.execute(READ, (["conservation_check"],)).fetchall())
+    assert listed == [month("2025-10"), month("2025-08")]
+    assert rows["conservation_check"] <= 8

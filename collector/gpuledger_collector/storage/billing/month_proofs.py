@@ -23,7 +23,7 @@ from gpuledger_collector.accounting.month_proof import (
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period
 from gpuledger_collector.storage.billing import reports
 from gpuledger_collector.storage.locks import Connection
-from gpuledger_collector.storage.rows import select_dicts, select_value
+from gpuledger_collector.storage.rows import select_dicts, select_row, select_value, select_values
 
 _STATE = """SELECT md5(string_agg(concat_ws(' ', kind, day_ms, wrote), ',' ORDER BY kind, day_ms)) FROM (
     SELECT 0 AS kind, day_ms, xmin::text AS wrote FROM conservation_check
@@ -116,11 +116,23 @@ def update_seal(connection: Connection, month: Period, seal: SealComparison) -> 
 
 def rated_months(connection: Connection, calendar: Calendar) -> list[Period]:
     """List the months that have a rated day, the latest first."""
-    days = connection.execute("SELECT day_ms FROM conservation_check ORDER BY day_ms DESC")
-    return [
-        calendar.month(name)
-        for name in dict.fromkeys(calendar.month_of(day_ms) for (day_ms,) in days)
-    ]
+    first_ms, last_ms = select_row(
+        connection, "SELECT min(day_ms), max(day_ms) FROM conservation_check"
+    )
+    if first_ms is None:
+        return []
+    # Asked by month: of ten years not each day is read.
+    months = _whole_months(calendar, Period(first_ms, last_ms + 1))
+    rated = set(
+        select_values(
+            connection,
+            "SELECT m.start_ms FROM unnest(%(starts)s::bigint[], %(ends)s::bigint[]) AS m (start_ms,"
+            " end_ms) WHERE EXISTS (SELECT FROM conservation_check WHERE day_ms >= m.start_ms AND day_ms"
+            " < m.end_ms)",
+            _bounds(months),
+        )
+    )
+    return [month for month in reversed(months) if month.start_ms in rated]
 
 
 def _whole_months(calendar: Calendar, period: Period) -> list[Period]:
