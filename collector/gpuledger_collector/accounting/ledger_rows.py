@@ -205,18 +205,25 @@ def do_overlap(sums: Sequence[EvidenceSum]) -> bool:
     """Whether any two usage intervals of these sums overlap, none of which is empty.
 
     With starts and ends sorted apart: where no interval begins before as many have ended as begun
-    before it, one at most is open at any instant.
+    before it, one at most is open at any instant. Those of an agent come in their order, and are
+    compared as they come first.
     """
     starts = _instants(total.starts for total in sums)
-    return not all(map(le, _instants(total.ends for total in sums), islice(starts, 1, None)))
+    ends = _instants(total.ends for total in sums)
+    return not (_follow(starts, ends) or _follow(sorted(starts), sorted(ends)))
 
 
-def _instants(packed: Iterable[bytes]) -> list[int]:
-    """Instants of 8 bytes, sorted."""
+def _follow(starts: Sequence[int], ends: Sequence[int]) -> bool:
+    """Whether each start but the first is at or after the end before it."""
+    return all(map(le, ends, islice(starts, 1, None)))
+
+
+def _instants(packed: Iterable[bytes]) -> array[int]:
+    """Instants of 8 bytes each."""
     instants = array("q", b"".join(packed))
     if sys.byteorder == "little":
         instants.byteswap()
-    return sorted(instants)
+    return instants
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,10 +62,11 @@ def iterate_as(
     values: Values = None,
     *,
     prepare: bool | None = None,
+    binary: bool = False,
 ) -> Iterator[Item]:
-    """Read rows as `select_as` does, one object at a time."""
+    """Read rows as `select_as` does, one object at a time; `binary` where columns have many bytes."""
     cursor = connection.cursor(row_factory=object_row(kind))
-    yield from cursor.execute(_encode(query), values, prepare=prepare)
+    yield from cursor.execute(_encode(query), values, prepare=prepare, binary=binary)
 
 
 def select_values(connection: Connection, query: Query, values: Values = None) -> list[Any]:

@@ -141,6 +141,7 @@ def evidence_sums(
         """.replace("% ", "%% "),
         (bigints(accelerator_ids),),
         prepare=False,
+        binary=True,
     )
 
 
