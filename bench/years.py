@@ -472,8 +472,11 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=200)
     parser.add_argument("--years", type=int, default=10)
     parser.add_argument("--runs", type=int, default=7, help="turns of each question (default: 7)")
-    parser.add_argument("--write", type=Path, help="write the ledgers into this folder, and end")
-    parser.add_argument("--read", type=Path, help="ask the ledgers of this folder, once")
+    apart = parser.add_mutually_exclusive_group()
+    apart.add_argument("--write", type=Path, help="write the ledgers into this folder, and end")
+    apart.add_argument(
+        "--read", type=Path, help="ask the ledgers of this folder, of its GPUs and years, once"
+    )
     options = parser.parse_args()
     print(machine())
     gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)

@@ -38,8 +38,8 @@ def bold() -> list[float]:
     return [float(one.replace(",", "")) for one in re.findall(r"\*\*([\d.,]+)\*\*", PAGE)]
 
 
-def table() -> dict[str, tuple[str, ...]]:
-    (text,) = [part for part in PAGE.split("\n\n") if "| GPU-samples a second |" in part]
+def table(row: str = "| GPU-samples a second |") -> dict[str, tuple[str, ...]]:
+    (text,) = [part for part in PAGE.split("\n\n") if row in part]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in text.splitlines()
@@ -66,6 +66,57 @@ def test_the_figures_are_those_that_were_measured():
         3,
     ]
     assert f"{MEASURED_AT:,} GPUs" in MEASURED
+
+
+def test_ten_years_follow_from_them():
+    """What is kept for some days is that of the first table, the rest that of each day, ten years
+    of it; goals are met.
+    """
+    rows = {
+        name: [float(cell.replace(",", "")) if cell else None for cell in cells]
+        for name, cells in table("| archive of samples |").items()
+        if not name.startswith("ten years")
+    }
+    (_, packed, *_, usage_interval, change, _, packed_interval, _, moved) = bold()
+    minutes, samples, days = MEASURED_AT * 1_440, MEASURED_AT * DAY_S / EVERY_S, 3_650
+    first = {
+        name: float(cells[0].replace(",", ""))
+        for name, cells in table().items()
+        if cells[0][:1].isdigit()
+    }
+    keep = Settings()
+
+    def kept(begin: str) -> float:
+        (figure,) = [
+            value for name, value in first.items() if name.startswith(begin) and "for the" in name
+        ]
+        return figure
+
+    intervals, unpacked = kept("usage intervals, GB"), minutes * usage_interval * days / 1e9
+    slow = kept("changes of slow metrics, GB")
+    expected = {
+        "samples of 3 days, until packed": [kept("samples, GB")] * 2,
+        "changes of slow metrics of 14 days": [
+            minutes * moved * change * keep.keep_state_days / 1e9,
+            slow,
+        ],
+        "minutes of 37 days": [kept("minutes, GB")] * 2,
+        "usage intervals of 38 days, until packed": [intervals] * 2,
+        "usage intervals of all years": [unpacked, minutes * packed_interval * days / 1e9],
+        "archive of samples": [samples * packed * days / 1e9] * 2,
+    }
+    for name, figures in expected.items():
+        assert rows[name][:2] == pytest.approx(figures, abs=0.06), name
+    names = list(rows)
+    for total, parts in (
+        ("together, without the archive", names[:7]),
+        ("together", [*names[:7], "archive of samples"]),
+    ):
+        for column in (0, 1):
+            assert rows[total][column] == pytest.approx(
+                sum(rows[name][column] for name in parts), abs=0.06
+            ), total
+        assert rows[total][1] <= rows[total][2]
 
 
 def test_the_table_follows_from_them():

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import enum
-import sys
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
-from operator import le
 
 from gpuledger_collector.accounting.measures import Measures
 from gpuledger_collector.accounting.quick_values import made_quickly
@@ -177,9 +173,8 @@ class EvidenceSum:
     holder, added up.
 
     `first_ms` and `last_ms` are their first start and last end; `is_additive` says that folding
-    them gives these sums where no two of the accelerator overlap (`do_overlap`), nothing cuts the
-    hour and the accelerator is on `node` from first to last. `starts` and `ends` are the bounds of
-    each of them in any order: unix ms, 8 bytes each, the highest first.
+    them gives these sums where nothing cuts the hour and the accelerator is on `node` from first to
+    last.
     """
 
     accelerator_id: int
@@ -194,36 +189,9 @@ class EvidenceSum:
     energy_mj: int | None
     first_ms: int
     last_ms: int
-    is_additive: bool
     node_id: int
     node: str
-    starts: bytes
-    ends: bytes
-
-
-def do_overlap(sums: Sequence[EvidenceSum]) -> bool:
-    """Whether any two usage intervals of these sums overlap, none of which is empty.
-
-    With starts and ends sorted apart: where no interval begins before as many have ended as begun
-    before it, one at most is open at any instant. Those of an agent come in their order, and are
-    compared as they come first.
-    """
-    starts = _instants(total.starts for total in sums)
-    ends = _instants(total.ends for total in sums)
-    return not (_follow(starts, ends) or _follow(sorted(starts), sorted(ends)))
-
-
-def _follow(starts: Sequence[int], ends: Sequence[int]) -> bool:
-    """Whether each start but the first is at or after the end before it."""
-    return all(map(le, ends, islice(starts, 1, None)))
-
-
-def _instants(packed: Iterable[bytes]) -> array[int]:
-    """Instants of 8 bytes each."""
-    instants = array("q", b"".join(packed))
-    if sys.byteorder == "little":
-        instants.byteswap()
-    return instants
+    is_additive: bool
 
 
 @dataclass(frozen=True, slots=True)

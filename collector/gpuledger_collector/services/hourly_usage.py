@@ -13,12 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
-from gpuledger_collector.accounting.ledger_rows import (
-    CapacityRow,
-    EvidenceSum,
-    RecomputeRequest,
-    do_overlap,
-)
+from gpuledger_collector.accounting.ledger_rows import CapacityRow, EvidenceSum, RecomputeRequest
 from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS, Calendar, Period, day_of
 from gpuledger_collector.accounting.pricing import PriceBook
 from gpuledger_collector.accounting.usage import (
@@ -49,10 +44,9 @@ MAX_REQUESTS = 4 * BATCH
 """Recompute requests of one transaction: all are in memory."""
 TWO_READERS_FROM = 8_000
 """Accelerators from which on their evidence is added up by two sessions at once."""
-ADDED_AT_ONCE = 5_000
-"""Accelerator-hours whose evidence one statement adds up: the sums and bounds of 300,000 usage
-intervals are kept in the memory of a sort (`database.SORT_MEMORY`), where those of a large fleet
-would go through files.
+SORTED_AT_ONCE = 5_000
+"""Accelerator-hours whose evidence one statement adds up: 300,000 usage intervals are sorted in the
+memory of a sort (`database.SORT_MEMORY`), where those of a large fleet would go through files.
 """
 EVIDENCE_AT_ONCE = 2_000
 """Accelerator-hours whose evidence is in memory at once: about 60 usage intervals each, 70 KB."""
@@ -242,7 +236,7 @@ def _evidence_sums(
     """
 
     def sums_of(session: Connection, asked: Sequence[int]) -> Iterator[EvidenceSum]:
-        size = max(1, ADDED_AT_ONCE * HOUR_MS // span.ms)
+        size = max(1, SORTED_AT_ONCE * HOUR_MS // span.ms)
         for begin in range(0, len(asked), size):
             yield from usage.evidence_sums(session, asked[begin : begin + size], span)
 
@@ -284,7 +278,6 @@ def _added_up(
             all(evidence_sum.is_additive for evidence_sum in own)
             and cut_hours_ms.isdisjoint(hours_ms)
             and _is_of_one_place(inside, own_capacity)
-            and not do_overlap(own)
         ):
             added_up.add(accelerator_id)
             pieces += map(_piece, inside)

@@ -28,6 +28,6 @@ def erase_person(database: Database, name: str, now_ms: int) -> tuple[str, list[
         if days is not None:
             refresh(database, days, now_ms)
         # Under the ledger's lock: rating commits an owner before the charges that refer to it.
-        with database.transaction(Lock.LEDGER) as rated:
+        with database.transaction(Lock.LEDGER, one_snapshot=False) as rated:
             privacy.forget_owners(rated, name)
     return pseudonym, places

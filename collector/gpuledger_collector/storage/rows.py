@@ -62,11 +62,10 @@ def iterate_as(
     values: Values = None,
     *,
     prepare: bool | None = None,
-    binary: bool = False,
 ) -> Iterator[Item]:
-    """Read rows as `select_as` does, one object at a time; `binary` where columns have many bytes."""
+    """Read rows as `select_as` does, one object at a time."""
     cursor = connection.cursor(row_factory=object_row(kind))
-    yield from cursor.execute(_encode(query), values, prepare=prepare, binary=binary)
+    yield from cursor.execute(_encode(query), values, prepare=prepare)
 
 
 def select_values(connection: Connection, query: Query, values: Values = None) -> list[Any]:

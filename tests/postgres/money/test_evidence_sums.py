@@ -133,7 +133,7 @@ def test_sums_are_those_of_a_fold(fleet, database, monkeypatch, seed, readers) -
     requests = world(fleet, seed)
     if readers > 1:
         monkeypatch.setattr(hourly_usage, "TWO_READERS_FROM", 2)
-        monkeypatch.setattr(hourly_usage, "ADDED_AT_ONCE", 24)
+        monkeypatch.setattr(hourly_usage, "SORTED_AT_ONCE", 24)
     one_by_one = []
     fold_hours = hourly_usage.fold_hours
 

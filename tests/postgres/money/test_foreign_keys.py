@@ -194,9 +194,14 @@ def test_a_charge_names_what_is_there(dsn, column):
             if statement.startswith("UPDATE"):
                 connection.execute(f"DELETE FROM {table} WHERE id <> %s", (number,))
         for change in (f"DELETE FROM {table}", f"UPDATE {table} SET id = DEFAULT"):
-            with pytest.raises(psycopg.errors.ForeignKeyViolation, match="charges name it"):
+            with pytest.raises(psycopg.errors.ForeignKeyViolation, match="charges name them"):
                 connection.execute(change)
+        connection.execute(f"UPDATE {table} SET id = id")
         connection.execute("DELETE FROM charge")
+        connection.execute("SET default_transaction_isolation = 'repeatable read'")
+        with pytest.raises(psycopg.errors.InvalidTransactionState, match="READ COMMITTED"):
+            connection.execute(f"DELETE FROM {table}")
+        connection.execute("RESET default_transaction_isolation")
         connection.execute(f"DELETE FROM {table}")
 
 

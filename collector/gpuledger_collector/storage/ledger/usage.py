@@ -99,9 +99,8 @@ def evidence_sums(
     """Add up evidence of use that overlaps the period, by accelerator, hour of its start, state and
     report of a holder.
 
-    Interval by interval the server looks whether it lies in one hour and the activity of its holder
-    is its whole length. Whether any two overlap is told by their bounds, which come along: a window
-    over them would make it take half as long again.
+    Interval by interval the server looks whether the sum is also what a fold would give: it lies in
+    one hour and after all earlier ones, and the activity of its holder is its whole length.
     """
     # What names no report is of the first one of its workload, which is looked up for a sum and not
     # for each interval of it.
@@ -111,7 +110,11 @@ def evidence_sums(
         EvidenceSum,
         f"""
         WITH evidence AS (
-            SELECT *, start_ms - start_ms % {HOUR_MS} AS hour_ms FROM {_evidence(connection, period)} AS s
+            SELECT *, start_ms - start_ms % {HOUR_MS} AS hour_ms,
+                start_ms >= lag(end_ms, 1, start_ms) OVER (PARTITION BY accelerator_id ORDER BY start_ms)
+                    AND end_ms > start_ms AND end_ms <= start_ms - start_ms % {HOUR_MS} + {HOUR_MS}
+                    AND (state <> 'held' OR busy_ms + idle_ms + unknown_ms = end_ms - start_ms) AS is_additive
+            FROM {_evidence(connection, period)} AS s
             WHERE accelerator_id = ANY(%s::bigint[]) AND end_ms > {int(period.start_ms)}
                 AND state <> 'present'
         ), named AS (
@@ -119,11 +122,7 @@ def evidence_sums(
                 sum(end_ms - start_ms) AS held_ms, sum(busy_ms) AS busy_ms, sum(idle_ms) AS idle_ms,
                 sum(unknown_ms) AS unknown_ms, sum(energy_mj) AS energy_mj,
                 min(start_ms) AS first_ms, max(end_ms) AS last_ms,
-                bool_and(end_ms > start_ms AND end_ms <= hour_ms + {HOUR_MS}
-                    AND (state <> 'held' OR busy_ms + idle_ms + unknown_ms = end_ms - start_ms))
-                    AS is_additive,
-                min(node_id) AS first_id, max(node_id) AS last_id,
-                string_agg(int8send(start_ms), '') AS starts, string_agg(int8send(end_ms), '') AS ends
+                bool_and(is_additive) AS is_additive, min(node_id) AS first_id, max(node_id) AS last_id
             FROM evidence GROUP BY 1, 2, 3, 4, 5
         ), s AS MATERIALIZED (
             SELECT accelerator_id, hour_ms, state, workload_id, attributes_id,
@@ -132,16 +131,15 @@ def evidence_sums(
                 sum(energy_mj)::bigint AS energy_mj, min(first_ms) AS first_ms,
                 max(last_ms) AS last_ms,
                 bool_and(is_additive) AND min(first_id) = max(last_id) AS is_additive,
-                min(first_id) AS node_id, string_agg(starts, '') AS starts, string_agg(ends, '') AS ends
+                min(first_id) AS node_id
             FROM (SELECT *, {_ATTRIBUTES} AS attributes_id FROM named AS s) AS reported
             GROUP BY 1, 2, 3, 4, 5
         ) SELECT accelerator_id, hour_ms, state, workload_id, attributes_id, held_ms, busy_ms, idle_ms,
-            unknown_ms, energy_mj, first_ms, last_ms, is_additive, node_id, coalesce(n.name, '') AS node,
-            starts, ends FROM s LEFT JOIN node n ON n.id = s.node_id
+            unknown_ms, energy_mj, first_ms, last_ms, node_id, coalesce(n.name, '') AS node, is_additive
+            FROM s LEFT JOIN node n ON n.id = s.node_id
         """.replace("% ", "%% "),
         (bigints(accelerator_ids),),
         prepare=False,
-        binary=True,
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import psycopg
 
 from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.storage.distribution import has_citus
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select_value
 from gpuledger_collector.storage.telemetry import first_interval_format, interval_columns
@@ -187,10 +188,12 @@ def intervals(since: str | int, until: str | int = ALWAYS_MS, *, with_packed: bo
 
 
 def may_be_packed(connection: Connection, since_ms: int, until_ms: int) -> bool:
-    """Whether evidence of a period is packed, or may be before the next statement of a transaction
-    without one snapshot.
+    """Whether evidence of a period is packed, or may be when the next statement reads it: that of a
+    transaction without one snapshot, and any on Citus, where each worker takes its own.
     """
-    if connection.isolation_level != psycopg.IsolationLevel.REPEATABLE_READ:
+    if connection.isolation_level != psycopg.IsolationLevel.REPEATABLE_READ or has_citus(
+        connection
+    ):
         return True
     query = "SELECT EXISTS (SELECT FROM usage_interval_day WHERE day_ms > %s AND day_ms < %s)"
     return bool(select_value(connection, query, (since_ms - DAY_MS, until_ms)))
