@@ -31,7 +31,7 @@ MOST = 2_000
 """Rows of one kind that stand in full."""
 _USAGE_INTERVALS = f"""
     WITH s AS MATERIALIZED (
-        SELECT * FROM {usage_evidence.intervals("%(start)s - 86400000", "%(end)s")} AS evidence
+        SELECT * FROM {usage_evidence.overlapping("%(start)s", "%(end)s")} AS evidence
         WHERE accelerator_id = ANY(%(accelerators)s) AND workload_id = ANY(%(workloads)s)
             AND end_ms > %(start)s
     )

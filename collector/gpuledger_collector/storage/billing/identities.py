@@ -77,7 +77,7 @@ SELECT DISTINCT accelerator_id, hour_ms FROM (
     SELECT accelerator_id, generate_series(
         greatest(start_ms - start_ms %% 3600000, %(start)s - %(start)s %% 3600000),
         least(end_ms, %(end)s) - 1, 3600000) AS hour_ms
-    FROM {usage_evidence.intervals("%(start)s - 86400000", "%(end)s")} AS interval
+    FROM {usage_evidence.overlapping("%(start)s", "%(end)s")} AS interval
     WHERE end_ms > %(start)s
 ) AS evident ORDER BY 2, 1
 """

@@ -63,7 +63,7 @@ _USAGE_INTERVALS = f"""(SELECT accelerator_id, workload_id, state, at AS hour_ms
         FROM (
             SELECT interval.*, generate_series(greatest(start_ms, %(start_ms)s) / %(step_ms)s * %(step_ms)s,
                 least(end_ms, %(end_ms)s) - 1, %(step_ms)s) AS at
-            FROM {usage_evidence.intervals("%(start_ms)s - 86400000", "%(end_ms)s")} AS interval
+            FROM {usage_evidence.overlapping("%(start_ms)s", "%(end_ms)s")} AS interval
             WHERE end_ms > %(start_ms)s AND end_ms > start_ms AND state <> 'present'
         ) AS s) AS parts GROUP BY 1, 2, 3, 4)"""
 # Held and observed GPU-milliseconds (times a million) by group and step; a step that a move divides

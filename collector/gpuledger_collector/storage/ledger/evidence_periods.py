@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuledger_collector.accounting.evidence_periods import EvidencePeriod
-from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select_as, select_row
 from gpuledger_collector.storage.telemetry import usage_evidence
 
 PAUSE_MS = 60_000
 """Evidence that is less apart is one period: agents push by the minute, and start anew."""
-_INTERVALS = usage_evidence.intervals(f"%(start)s - {DAY_MS}", "%(end)s")
+_INTERVALS = usage_evidence.overlapping("%(start)s", "%(end)s")
 
 
 def list_periods(

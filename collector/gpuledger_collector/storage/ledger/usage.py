@@ -21,8 +21,6 @@ from gpuledger_collector.storage.rows import (
 )
 from gpuledger_collector.storage.telemetry import usage_evidence
 
-_LONGEST_USAGE_INTERVAL_MS = DAY_MS
-"""Agents cut at the hour; a day is allowed, so that only two partitions are looked at for one."""
 _ATTRIBUTES = f"coalesce(s.workload_attributes_id, {first_report('s')})"
 _USAGE_INTERVAL = f"""accelerator_id, workload_id, state, start_ms, end_ms, held_ms, busy_ms, idle_ms,
     unknown_ms, energy_mj,
@@ -87,10 +85,10 @@ def usage_intervals(
 
 
 def _evidence(connection: Connection, period: Period) -> str:
-    """SQL: evidence that may overlap the period."""
-    bounds = int(period.start_ms) - _LONGEST_USAGE_INTERVAL_MS, int(period.end_ms)
+    """SQL: evidence that overlaps the period."""
+    bounds = int(period.start_ms), int(period.end_ms)
     with_packed = usage_evidence.may_be_packed(connection, *bounds)
-    return usage_evidence.intervals(*bounds, with_packed=with_packed)
+    return usage_evidence.overlapping(*bounds, with_packed=with_packed)
 
 
 def evidence_sums(

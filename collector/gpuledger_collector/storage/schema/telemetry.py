@@ -140,6 +140,12 @@ table(
     ),
     column("workload_attributes_id", BIG, "as the batch describes the workload", nullable=True),
     index("accelerator_id", "start_ms"),
+    sa.Index(
+        "ix_usage_interval_long",
+        "accelerator_id",
+        "start_ms",
+        postgresql_where=sa.text("end_ms - start_ms > 3600000"),
+    ),
     index("end_ms", postgresql_using="brin"),
     postgresql_partition_by="RANGE (start_ms)",
 )

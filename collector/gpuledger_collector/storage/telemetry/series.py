@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gpuledger_collector.accounting.period import DAY_MS, Period
+from gpuledger_collector.accounting.period import Period
 from gpuledger_collector.insight.owner_series import GROUPS, OWNER_LEVELS, UNKNOWN, OwnerSeries
 from gpuledger_collector.storage.foreign_keys import insert_selected
 from gpuledger_collector.storage.locks import Connection
@@ -26,7 +26,6 @@ from gpuledger_collector.storage.rows import select, select_values
 from gpuledger_collector.storage.telemetry import usage_evidence
 
 MEASURES = ("gpu_ns", "busy_ns", "idle_ns", "unknown_ns", "energy_mj", "cost_micro")
-_MAX_USAGE_INTERVAL_MS = DAY_MS
 
 
 def _part(total: str, until: str, weight: str, whole: str) -> str:
@@ -80,7 +79,7 @@ FROM (
     FROM (
         SELECT interval.*, generate_series(greatest(start_ms - start_ms % 300000, %(start)s),
             least(end_ms, %(end)s) - 1, 300000) AS at
-        FROM {usage_evidence.intervals("%(start)s - %(longest)s", "%(end)s")} AS interval
+        FROM {usage_evidence.overlapping("%(start)s", "%(end)s")} AS interval
         WHERE end_ms > %(start)s AND end_ms > start_ms AND state <> 'present'
     ) AS s
 ) cut GROUP BY 1, 2, 3, 4
@@ -215,7 +214,6 @@ def roll_up_day(connection: Connection, day: Period) -> None:
         "day": day.start_ms,
         "start": day.start_ms,
         "end": day.end_ms,
-        "longest": _MAX_USAGE_INTERVAL_MS,
     }
     connection.execute("SET LOCAL work_mem = '64MB'")
     for statement in (_PIECES, _SHAPE, _CHARGES):

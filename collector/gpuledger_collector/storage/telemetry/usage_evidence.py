@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import psycopg
 
-from gpuledger_collector.accounting.period import DAY_MS
+from gpuledger_collector.accounting.period import DAY_MS, HOUR_MS
 from gpuledger_collector.storage.distribution import has_citus
 from gpuledger_collector.storage.locks import Connection
 from gpuledger_collector.storage.rows import select_value
@@ -50,6 +50,8 @@ SOURCE_COLUMNS = {
     "seqs": "seq",
 }
 """Arrays of `usage_interval_day` with a value for each source, and what the value is called."""
+IS_LONG = f"end_ms - start_ms > {HOUR_MS}"
+"""SQL: what the index of long usage intervals has, word for word."""
 RECENT = "usage_interval"
 """Evidence of the last days alone, for questions about now: no day is packed before 37 days."""
 
@@ -164,31 +166,53 @@ WHERE p.format = {interval_columns.FORMAT}
 """
 
 
-def intervals(since: str | int, until: str | int = ALWAYS_MS, *, with_packed: bool = True) -> str:
+def intervals(since: str | int, until: str | int = ALWAYS_MS) -> str:
     """SQL: a table in parentheses, to be given a name, with the columns COLUMNS of all intervals
     that begin from `since` (unix ms) and before `until`, each a number or the SQL of one.
 
     Conditions on `accelerator_id` reach rows and packed days; a join does not, and unpacks every
-    accelerator. Without packed days, of which `may_be_packed` says whether there are any, rows take a
-    tenth less of the server.
+    accelerator.
     """
-    columns = ", ".join(COLUMNS)
     begins = f"start_ms >= {since} AND start_ms < {until}"
-    rows = f"SELECT {columns} FROM usage_interval WHERE {begins}"
-    if not with_packed:
-        return f"({rows})"
+    return f"({_rows(begins)} UNION ALL {_packed_rows(since, until, begins)})"
+
+
+def overlapping(start: str | int, end: str | int, *, with_packed: bool = True) -> str:
+    """SQL: as `intervals`, those that overlap a period, of whatever length ingest accepts: a day.
+
+    Those that begin up to an hour before it are found by their begin, as agents cut at the hour; the
+    few that are longer have an index of their own. Late in a day nothing is read of its earlier
+    hours. Without packed days, of which `may_be_packed` says whether there are any, rows take a tenth
+    less of the server.
+    """
+    longest = f"start_ms >= {start} - {DAY_MS}"
+    ends = f"end_ms > {start}"
+    rows = [
+        _rows(f"start_ms >= {start} - {HOUR_MS} AND start_ms < {end} AND {ends}"),
+        _rows(f"{longest} AND start_ms < {start} - {HOUR_MS} AND {IS_LONG} AND {ends}"),
+    ]
+    if with_packed:
+        begins = f"{longest} AND start_ms < {end} AND {ends}"
+        rows.append(_packed_rows(f"{start} - {DAY_MS}", end, begins))
+    return f"({' UNION ALL '.join(rows)})"
+
+
+def _rows(condition: str) -> str:
+    return f"SELECT {', '.join(COLUMNS)} FROM usage_interval WHERE {condition}"
+
+
+def _packed_rows(since: str | int, until: str | int, condition: str) -> str:
+    columns = ", ".join(COLUMNS)
     days = f"p.day_ms > {since} - {DAY_MS} AND p.day_ms < {until}"
-    return f"""(
-    {rows}
+    return f"""
+    SELECT {columns} FROM ({_UNPACKED} AND {days}) AS unpacked WHERE {condition}
     UNION ALL
-    SELECT {columns} FROM ({_UNPACKED} AND {days}) AS unpacked WHERE {begins}
-    UNION ALL
-    SELECT {columns} FROM ({first_interval_format.UNPACKED} AND {days}) AS unpacked WHERE {begins}
-)"""
+    SELECT {columns} FROM ({first_interval_format.UNPACKED} AND {days}) AS unpacked WHERE {condition}
+"""
 
 
-def may_be_packed(connection: Connection, since_ms: int, until_ms: int) -> bool:
-    """Whether evidence of a period is packed, or may be when the next statement reads it: that of a
+def may_be_packed(connection: Connection, start_ms: int, end_ms: int) -> bool:
+    """Whether evidence that overlaps a period is packed, or may be when the next statement reads it: that of a
     transaction without one snapshot, and any on Citus, where each worker takes its own.
     """
     if connection.isolation_level != psycopg.IsolationLevel.REPEATABLE_READ or has_citus(
@@ -196,7 +220,7 @@ def may_be_packed(connection: Connection, since_ms: int, until_ms: int) -> bool:
     ):
         return True
     query = "SELECT EXISTS (SELECT FROM usage_interval_day WHERE day_ms > %s AND day_ms < %s)"
-    return bool(select_value(connection, query, (since_ms - DAY_MS, until_ms)))
+    return bool(select_value(connection, query, (start_ms - 2 * DAY_MS, end_ms)))
 
 
 def packed(day_ms: int) -> str:
