@@ -215,12 +215,11 @@ def may_be_packed(connection: Connection, start_ms: int, end_ms: int) -> bool:
     """Whether evidence that overlaps a period is packed, or may be when the next statement reads it: that of a
     transaction without one snapshot, and any on Citus, where each worker takes its own.
     """
-    if connection.isolation_level != psycopg.IsolationLevel.REPEATABLE_READ or has_citus(
-        connection
-    ):
+    if connection.isolation_level != psycopg.IsolationLevel.REPEATABLE_READ:
         return True
-    query = "SELECT EXISTS (SELECT FROM usage_interval_day WHERE day_ms > %s AND day_ms < %s)"
-    return bool(select_value(connection, query, (start_ms - 2 * DAY_MS, end_ms)))
+    query = "SELECT day_ms FROM usage_interval_day WHERE day_ms > %s AND day_ms < %s LIMIT 1"
+    day_ms = select_value(connection, query, (start_ms - 2 * DAY_MS, end_ms))
+    return day_ms is not None or has_citus(connection)
 
 
 def packed(day_ms: int) -> str:
