@@ -212,8 +212,9 @@ def _packed_rows(since: str | int, until: str | int, condition: str) -> str:
 
 
 def may_be_packed(connection: Connection, start_ms: int, end_ms: int) -> bool:
-    """Whether evidence that overlaps a period is packed, or may be when the next statement reads it: that of a
-    transaction without one snapshot, and any on Citus, where each worker takes its own.
+    """Whether evidence that overlaps a period is packed, or may be when the next statement reads it.
+
+    It may in a transaction without one snapshot, and on Citus, where each worker takes its own.
     """
     if connection.isolation_level != psycopg.IsolationLevel.REPEATABLE_READ:
         return True
