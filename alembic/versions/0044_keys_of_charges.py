@@ -64,11 +64,6 @@ BEGIN
     IF gone IS NULL THEN
         RETURN NULL;
     END IF;
-    -- An older snapshot would miss charges that were written while this waited for their locks.
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'rows of % are removed in transactions that are READ COMMITTED', TG_TABLE_NAME
-            USING ERRCODE = 'invalid_transaction_state';
-    END IF;
     EXECUTE format('SELECT EXISTS (SELECT FROM charge WHERE %I = ANY ($1))', TG_ARGV[0]) INTO is_charged
         USING gone;
     IF is_charged THEN

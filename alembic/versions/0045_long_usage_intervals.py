@@ -13,17 +13,14 @@ phase = "pre"
 
 INDEX = """
 DO $$ BEGIN
-    IF EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') THEN
-        CREATE INDEX ix_usage_interval_long ON usage_interval (accelerator_id, start_ms)
-            WHERE end_ms - start_ms > 3600000;
-    ELSE
-        CREATE INDEX ix_usage_interval_long ON ONLY usage_interval (accelerator_id, start_ms)
-            WHERE end_ms - start_ms > 3600000;
-    END IF;
+    CREATE INDEX ix_usage_interval_long ON ONLY usage_interval (accelerator_id, start_ms)
+        WHERE end_ms - start_ms > 3600000;
+EXCEPTION WHEN feature_not_supported THEN
+    RAISE NOTICE 'long usage intervals have no index on a ledger that is distributed already';
 END $$
 """
 """Of days that are to come: those that are there would be read whole for it, and nobody could write
-to them meanwhile. Citus knows indexes of all days only.
+to them meanwhile.
 """
 
 
@@ -34,4 +31,4 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Drop it."""
-    op.execute("DROP INDEX ix_usage_interval_long")
+    op.execute("DROP INDEX IF EXISTS ix_usage_interval_long")

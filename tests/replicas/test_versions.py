@@ -107,6 +107,8 @@ def test_a_pre_migration_does_nothing_that_older_collectors_do_not_survive(revis
         f"{MAKES.format('DELETE FROM price')}; {BINDS}",
         f"{MAKES.format('NULL')}; {BINDS.replace('AFTER', 'BEFORE')}",
         "ALTER TABLE price ALTER COLUMN node DROP DEFAULT",
+        "ALTER TABLE price DROP CONSTRAINT uq_price",
+        f"{MAKES.format('RAISE EXCEPTION $m$no$m$')}; {BINDS}; ALTER TABLE price DROP CONSTRAINT fk_price",
     ],
 )
 def test_what_is_forbidden_is_found(statement):
@@ -129,6 +131,8 @@ def test_what_only_adds_is_allowed():
     assert (
         forbidden("CREATE INDEX CONCURRENTLY ix_usage_interval_seq ON usage_interval (seq)") == []
     )
+    assert forbidden("ALTER TABLE charge DROP CONSTRAINT fk_charge_price_id") == []
+    assert forbidden("CREATE INDEX i ON ONLY usage_interval (seq)") == []
     assert forbidden("ALTER TABLE price ADD CONSTRAINT ck CHECK (node <> 'x') NOT VALID") == []
     assert forbidden("COMMENT ON COLUMN price.node IS 'DROP TABLE; RENAME'") == []
     assert forbidden(f"CREATE TABLE a (b TEXT); {MAKES.format('DELETE FROM a')}; {BINDS}") == []

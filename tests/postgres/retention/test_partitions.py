@@ -175,7 +175,7 @@ def test_days_of_an_old_month_become_one_partition(dsn):
         "SELECT count(*) FROM pg_inherits i JOIN pg_index x ON x.indexrelid = i.inhrelid WHERE"
         " x.indrelid = %s"
     )
-    assert rows(dsn, attached + "::regclass", "usage_interval_p202503") == [(2,)]
+    assert rows(dsn, attached + "::regclass", "usage_interval_p202503") == [(3,)]
     checks = (
         "SELECT count(*) FROM pg_constraint WHERE conrelid = 'usage_interval_p202503'::regclass AND"
         " contype = 'c'"
