@@ -50,7 +50,7 @@ from gpuledger_collector.services.findings import (
     list_idle_remedies,
 )
 from gpuledger_collector.services.free_gpus import count_free_now
-from gpuledger_collector.services.nodes import read_fleet
+from gpuledger_collector.services.nodes import count_nodes
 from gpuledger_collector.services.owner_names import list_teams
 from gpuledger_collector.services.rated_period import read_rated_period
 from gpuledger_collector.services.runs import (
@@ -154,7 +154,7 @@ def idle_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -
                 reports.IDLE.csv_rows(found.items), "idle", file_name(view.filters.range_name)
             )
         remedies = list_idle_remedies(connection, found, now_ms)
-        fleet = read_fleet(connection, now_ms)
+        counts = count_nodes(connection, now_ms)
         absence = None if listed.items else _explain(connection, view, span, calendar, now_ms)
         teams = list_teams(connection, view.reader.owner)
         # About the entire fleet as it is now, so no part of it is compared.
@@ -182,8 +182,10 @@ def idle_page(context: ReadContext, view: View, narrowing: Narrowing, by: str) -
         site=site,
         is_now=is_now,
         is_known=listed.looked_ms is not None
-        and (bool(listed.items) or not is_now or fleet.reports),
-        silent=reports.silent_text(fleet.silent, fleet.nodes, view.owner is None) if is_now else "",
+        and (bool(listed.items) or not is_now or counts.reports),
+        silent=reports.silent_text(counts.silent, counts.nodes, view.owner is None)
+        if is_now
+        else "",
         looked_ms=found.looked_ms,
         rows=shown,
         free=[reports.free_facts(group, by) for group in free[:SHOWN]],

@@ -21,7 +21,7 @@ from gpuledger_collector.insight.idle.serving_replicas import ServiceReplicas
 from gpuledger_collector.services.findings import FindingList, WholeFleet, holder, list_findings
 from gpuledger_collector.services.hourly_usage import fold_usage
 from gpuledger_collector.services.idle_search import find_idle, searched_until
-from gpuledger_collector.services.nodes import read_fleet
+from gpuledger_collector.services.nodes import count_nodes
 from gpuledger_collector.services.serving_replicas import assess_services
 from gpuledger_common.plurals import plural
 
@@ -116,7 +116,7 @@ def idle(
             find_idle(session.database, session.now_ms)
         with session.database.transaction(read_only=True) as connection:
             found = list_findings(connection, "idle", Period(*bounds), WholeFleet())
-            fleet = read_fleet(connection, session.now_ms)
+            counts = count_nodes(connection, session.now_ms)
     chosen = found.only(
         lambda item: (
             (not only_now or item.is_ongoing)
@@ -124,13 +124,13 @@ def idle(
             and state in {None, item.state}
         )
     )
-    summaries = [summarize(chosen)] if found.items or fleet.nodes else [NOT_OBSERVED]
+    summaries = [summarize(chosen)] if found.items or counts.nodes else [NOT_OBSERVED]
     if searched_ms is not None:
         summaries = [*summaries, f"as the collector found it up to {instant_text(searched_ms)}"]
-    if only_now and fleet.silent:
+    if only_now and counts.silent:
         # Without a node that reports, nothing found does not mean that nothing is idle.
-        unknown = silent_text(fleet.silent, fleet.nodes, shows_fleet=True)
-        summaries = [*summaries, unknown] if found.items or fleet.reports else [unknown]
+        unknown = silent_text(counts.silent, counts.nodes, shows_fleet=True)
+        summaries = [*summaries, unknown] if found.items or counts.reports else [unknown]
     if by is None:
         print_findings(
             chosen,

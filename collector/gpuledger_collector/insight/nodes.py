@@ -109,18 +109,9 @@ class Ailing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
-    """The fleet now: whole devices, the same by state of health, the first accelerators that ail,
-    and its nodes.
-    """
+class NodeCounts:
+    """How many nodes there are now."""
 
-    gpus: int
-    """Whole devices, a divided one once."""
-    slices: int
-    """How many accelerators are a part of a device (MIG)."""
-    healths: Sequence[tuple[str, int]]
-    """Whole devices: a divided one is what the worst of its parts is."""
-    causes: Sequence[Ailing]
     nodes: int
     silent: int
     not_expected: int
@@ -130,6 +121,21 @@ class Fleet:
     def reports(self) -> bool:
         """Whether any node is heard of now; otherwise nothing that is so now is known."""
         return self.nodes > self.silent + self.not_expected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet(NodeCounts):
+    """The fleet now: its nodes, whole devices, the same by state of health, and the first
+    accelerators that ail.
+    """
+
+    gpus: int
+    """Whole devices, a divided one once."""
+    slices: int
+    """How many accelerators are a part of a device (MIG)."""
+    healths: Sequence[tuple[str, int]]
+    """Whole devices: a divided one is what the worst of its parts is."""
+    causes: Sequence[Ailing]
 
 
 @dataclass(frozen=True, slots=True)

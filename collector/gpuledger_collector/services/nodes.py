@@ -5,7 +5,13 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from gpuledger_collector.accounting.period import format_instant
-from gpuledger_collector.insight.nodes import SILENT_MS, Fleet, ListedNode, NodeHeartbeat, NodeRow
+from gpuledger_collector.insight.nodes import (
+    SILENT_MS,
+    ListedNode,
+    NodeCounts,
+    NodeHeartbeat,
+    NodeRow,
+)
 from gpuledger_collector.storage import overview
 from gpuledger_collector.storage.ledger import retirements
 from gpuledger_collector.storage.locks import Connection
@@ -31,9 +37,9 @@ def list_heartbeats(
     return [heartbeat.as_seen(now_ms) for heartbeat in heartbeats]
 
 
-def read_fleet(connection: Connection, now_ms: int) -> Fleet:
-    """The fleet now, with the nodes that are silent."""
-    return overview.fleet(connection, now_ms - SILENT_MS)
+def count_nodes(connection: Connection, now_ms: int) -> NodeCounts:
+    """How many nodes there are now, and how many of them are silent."""
+    return overview.count_nodes(connection, now_ms - SILENT_MS)
 
 
 def retire(connection: Connection, name: str, at_ms: int | None, now_ms: int) -> NodeRow:

@@ -10,7 +10,7 @@ from gpuledger_collector.accounting.adjustments import PAID_BY_OWNERS
 from gpuledger_collector.accounting.closing import CorrectionSum, LaterChange
 from gpuledger_collector.accounting.money import MICRO
 from gpuledger_collector.accounting.period import Period
-from gpuledger_collector.insight.nodes import RETIRED, Ailing, Fleet, FleetNode
+from gpuledger_collector.insight.nodes import RETIRED, Ailing, Fleet, FleetNode, NodeCounts
 from gpuledger_collector.storage.billing.reports import LEVEL_COLUMNS
 from gpuledger_collector.storage.ledger.retirements import NOT_EXPECTED, SILENT
 from gpuledger_collector.storage.locks import Connection
@@ -112,12 +112,25 @@ _WORST_FIRST = (
 )
 
 
+def count_nodes(connection: Connection, silent_before_ms: int) -> NodeCounts:
+    """Count the nodes; one is silent when it was last seen before that instant."""
+    (counts,) = select_as(
+        connection,
+        NodeCounts,
+        f"SELECT count(*) AS nodes, count(*) FILTER (WHERE {SILENT}) AS silent, count(*) FILTER"
+        f" (WHERE {NOT_EXPECTED}) AS not_expected FROM node WHERE status <> '{RETIRED}'",
+        {"silent_before": silent_before_ms},
+    )
+    return counts
+
+
 def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
     """Read the fleet; a node is silent when it was last seen before that instant."""
     there = """FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
         WHERE c.out_ms IS NULL"""
+    silent = "extract(epoch FROM n.last_seen_at) * 1000 < %(silent_before)s"
     # What an accelerator was when its node fell silent is not known of now.
-    health = "CASE WHEN extract(epoch FROM n.last_seen_at) * 1000 < %(silent_before)s THEN 'silent' ELSE a.health END"
+    health = f"CASE WHEN {silent} THEN 'silent' ELSE a.health END"
     healths = select(
         connection,
         f"SELECT health, count(*) AS number FROM (SELECT DISTINCT ON ({_BOARD}) {health} AS health"
@@ -136,25 +149,24 @@ def fleet(connection: Connection, silent_before_ms: int) -> Fleet:
         FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id LEFT JOIN node n ON n.id = c.node_id
             LEFT JOIN gpu_latest l ON l.accelerator_id = a.id AND l.at_ms >= %(silent_before)s
             LEFT JOIN workload w ON w.id = l.workload_id AND l.state = 'held'
-        WHERE c.out_ms IS NULL AND {health} NOT IN ('ok', 'unknown', 'silent')
+        WHERE c.out_ms IS NULL AND a.health NOT IN ('ok', 'unknown') AND ({silent}) IS NOT TRUE
         ORDER BY 1, a.gpu_index, a.uuid LIMIT %(most)s
         """,
         {"silent_before": silent_before_ms, "most": MOST_CAUSES},
     )
-    (counts,) = select(
-        connection,
-        f"SELECT count(*) AS nodes, count(*) FILTER (WHERE {SILENT}) AS silent, count(*) FILTER"
-        f" (WHERE {NOT_EXPECTED}) AS not_expected FROM node WHERE status <> '{RETIRED}'",
-        {"silent_before": silent_before_ms},
-    )
+    counts = count_nodes(connection, silent_before_ms)
     return Fleet(
+        nodes=counts.nodes,
+        silent=counts.silent,
+        not_expected=counts.not_expected,
         slices=select_value(
-            connection, f"SELECT count(*) FILTER (WHERE a.gpu_micro < {MICRO}) {there}"
+            connection,
+            "SELECT count(*) FROM capacity c JOIN accelerator a ON a.id = c.accelerator_id WHERE"
+            f" c.out_ms IS NULL AND a.gpu_micro < {MICRO}",
         ),
         gpus=sum(row.number for row in healths),
         healths=[(row.health, row.number) for row in healths],
         causes=causes,
-        **counts._asdict(),
     )
 
 
