@@ -22,8 +22,11 @@ from fakes.citus_month import MONTH, TODAY, Played, play_days, play_month, table
 from fakes.postgres import fresh_database, postgres
 from fakes.replicas import replicas, until
 from fakes.statements import USED, never_run, own_statements
+from gpuledger_collector.accounting.period import DAY_MS
 from gpuledger_collector.storage import row_level_security
-from gpuledger_collector.storage.distribution import DISTRIBUTED, REFERENCE
+from gpuledger_collector.storage.distribution import DISTRIBUTED, REFERENCE, distribute
+from gpuledger_collector.storage.server import migrate
+from gpuledger_collector.storage.telemetry import partitions
 
 __all__ = ["citus", "postgres", "worker"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -198,3 +201,24 @@ def test_a_worker_that_dies_is_named_and_nothing_is_lost(engines, worker: Worker
         citus.value(f"{seen} ON n.id = s.node_id WHERE n.name = 'killed-1' AND state = 'held'")
         == "4 4"
     )
+
+
+def test_a_ledger_that_is_distributed_takes_what_came_later(engines):
+    """Days to come have the index of long intervals, as on one Postgres. Last: it empties the
+    database.
+    """
+    _, citus = engines
+    day_ms = int(TODAY.timestamp() * 1000)
+    empty(citus.dsn)
+    migrate._migrate(citus.dsn, "0043")
+    with psycopg.connect(citus.dsn, autocommit=True) as connection:
+        distribute(connection, 8)
+        partitions.ensure(connection, "usage_interval", [day_ms])
+    assert migrate.upgrade(citus.dsn).left == ()
+    with psycopg.connect(citus.dsn, autocommit=True) as connection:
+        partitions.ensure(connection, "usage_interval", [day_ms + DAY_MS])
+        indexed = connection.execute(
+            "SELECT count(*) FILTER (WHERE pg_get_indexdef(indexrelid) LIKE '%> 3600000)'), count(*)"
+            " FROM pg_index WHERE indrelid::regclass::text LIKE 'usage\\_interval\\_p%'"
+        ).fetchone()
+    assert indexed == (1, 5)
