@@ -20,10 +20,15 @@ from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.pricing import Price, PriceBook
 from gpuledger_collector.accounting.rating import Charge, OwnerOf, RatedAccelerator
 from gpuledger_collector.accounting.usage import HELD, STATES, UNOBSERVED, rating_intervals
-from gpuledger_collector.storage.ledger.hour_columns import NONE, Booleans, HourColumns, Integers
+from gpuledger_collector.storage.ledger.hour_columns import (
+    LARGEST,
+    NONE,
+    Booleans,
+    HourColumns,
+    Integers,
+    sort_keys,
+)
 
-LARGEST = 2**62
-"""No product may exceed it, so that no sum of two leaves 63 bits."""
 _HELD, _UNOBSERVED = STATES.index(HELD), STATES.index(UNOBSERVED)
 
 
@@ -76,7 +81,8 @@ def in_order(
     orders = [order_of(*rows.holder(row)) for row in first.tolist()]
     ranks = {order: rank for rank, order in enumerate(sorted(set(orders)))}
     rank = np.array([ranks[order] for order in orders], dtype=np.int64)[keys]
-    return rows.where(np.lexsort((rank, rows.start_ms, rows.accelerator_id)))
+    keys = sort_keys(rows.accelerator_id, rows.start_ms, rank)
+    return rows.where(np.argsort(keys, kind="stable"))
 
 
 def alone(rows: HourColumns, intervals: Sequence[Period]) -> Booleans:
@@ -234,18 +240,7 @@ def _owners(
 
 def _groups(*columns: Integers) -> tuple[Integers, Integers]:
     """The first row of each different combination of values, and which combination each row has."""
-    keys, size = np.zeros(columns[0].size, dtype=np.int64), 1
-    for column in columns if keys.size else ():
-        low, width = int(column.min()), int(column.max()) - int(column.min()) + 1
-        if size * width >= LARGEST:
-            # Numbered anew, so that both factors are at most the number of rows.
-            keys, (_, column) = (
-                np.unique(keys, return_inverse=True)[1],
-                np.unique(column, return_inverse=True),
-            )
-            low, width, size = 0, keys.size, keys.size
-        keys, size = keys * width + (column - low), size * width
-    _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+    _, first, group = np.unique(sort_keys(*columns), return_index=True, return_inverse=True)
     return first, group
 
 

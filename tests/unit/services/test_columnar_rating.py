@@ -22,7 +22,7 @@ from gpuledger_collector.accounting.rating import DayAdjustments, RatedAccelerat
 from gpuledger_collector.accounting.usage import HELD, STATES, HourlyUsage
 from gpuledger_collector.services import columnar_rating, rating
 from gpuledger_collector.services.placements import RatedPlacement
-from gpuledger_collector.storage.ledger.hour_columns import NONE, HourColumns
+from gpuledger_collector.storage.ledger.hour_columns import NONE, HourColumns, sort_keys
 
 DAY = Period(20_000 * DAY_MS, 20_001 * DAY_MS)
 WORKLOADS = {
@@ -246,3 +246,17 @@ def test_most_accelerators_of_a_fleet_are_rated_together():
     assert list(rated) == [1]
     assert list(pieces) == [2]
     assert columnar_rating.LARGEST < 2**63
+
+
+@given(
+    st.lists(
+        st.tuples(*(st.integers(low, 2**size) for low, size in ((-1, 31), (0, 41), (-1, 61)))),
+        min_size=1,
+    )
+)
+def test_sort_keys_compare_as_their_rows_do(rows):
+    """Also where the product of the ranges of their columns leaves 63 bits."""
+    keys = sort_keys(*(np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)))
+    by_key = sorted(range(len(rows)), key=lambda at: (int(keys[at]), at))
+    assert by_key == sorted(range(len(rows)), key=lambda at: (rows[at], at))
+    assert len(set(keys.tolist())) == len(set(rows))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
-from psycopg.rows import dict_row
 
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.usage import STATES, HourlyUsage
@@ -15,6 +14,8 @@ from gpuledger_collector.storage.locks import Connection
 
 Integers = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]
+LARGEST = 2**62
+"""No product may exceed it, so that no sum of two leaves 63 bits."""
 NONE = -1
 """No workload, no report of it, no energy: none of them is ever negative."""
 _NUMBERS = " ".join(f"WHEN '{state}' THEN {number}" for number, state in enumerate(STATES))
@@ -117,27 +118,40 @@ def read(connection: Connection, day: Period, until_ms: int) -> HourColumns:
     """Read the hourly ledger of a day up to an instant, by accelerator, rating interval, state and
     workload.
     """
-    packed = ", ".join(
-        f"coalesce(string_agg(int8send({_EXPRESSIONS.get(name, name)}), ''), '') AS {name}"
-        for name in (column.name for column in fields(HourColumns))
+    names = [column.name for column in fields(HourColumns)]
+    packed = " || ".join(f"int8send({_EXPRESSIONS.get(name, name)})" for name in names)
+    # One value that numpy reads: tens of thousands of rows, or the items of as many lists, take
+    # longer to arrive than to be rated.
+    (numbers,) = (
+        connection.cursor(binary=True)
+        .execute(
+            f"SELECT coalesce(string_agg({packed}, ''), '') FROM usage_hour WHERE hour_ms >= %s AND"
+            " hour_ms < %s",
+            (day.start_ms, min(day.end_ms, until_ms)),
+        )
+        .fetchall()[0]
     )
-    # One row of columns as numpy reads them: tens of thousands of rows, or the items of as many
-    # lists, take longer to arrive than to be rated.
-    cursor = connection.cursor(row_factory=dict_row, binary=True)
-    row = cursor.execute(
-        f"SELECT {packed} FROM usage_hour WHERE hour_ms >= %s AND hour_ms < %s",
-        (day.start_ms, min(day.end_ms, until_ms)),
-    ).fetchone()
-    columns = HourColumns(
-        **{
-            name: np.frombuffer(numbers, dtype=">i8").astype(np.int64)
-            for name, numbers in (row or {}).items()
-        }
-    )
-    order = np.lexsort(
-        (columns.workload_id, columns.state, columns.start_ms, columns.accelerator_id)
-    )
-    return _with_first_reports(connection, columns.where(order))
+    rows = np.frombuffer(numbers, dtype=">i8").reshape(-1, len(names))
+    columns = HourColumns(*(rows[:, place].astype(np.int64) for place in range(len(names))))
+    keys = sort_keys(columns.accelerator_id, columns.start_ms, columns.state, columns.workload_id)
+    return _with_first_reports(connection, columns.where(np.argsort(keys, kind="stable")))
+
+
+def sort_keys(*columns: Integers) -> Integers:
+    """One number for each row: they compare as the values of the rows do, those of the first column
+    first.
+    """
+    keys, size = np.zeros(columns[0].size, dtype=np.int64), 1
+    for column in columns if keys.size else ():
+        low, width = int(column.min()), int(column.max()) - int(column.min()) + 1
+        if size * width >= LARGEST:
+            # Numbered anew, so that both factors are at most the number of rows.
+            keys, column = (
+                np.unique(numbers, return_inverse=True)[1] for numbers in (keys, column)
+            )
+            low, width, size = 0, keys.size, keys.size
+        keys, size = keys * width + (column - low), size * width
+    return keys
 
 
 def _with_first_reports(connection: Connection, columns: HourColumns) -> HourColumns:
