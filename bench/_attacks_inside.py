@@ -291,20 +291,20 @@ def receivers(arena: Arena) -> None:
 
 def _rebind(row: Row) -> None:
     """The hook's code in this process, with a resolver that answers otherwise the second time."""
-    true = http_exchange.socket, http_exchange._Socket
+    true = http_exchange.socket, http_exchange._Socket  # type: ignore[attr-defined]
     for first, second in (
         ("8.8.8.8", "127.0.0.1"),
         ("10.0.0.1", "8.8.8.8"),
         ("::ffff:169.254.169.254", "8.8.8.8"),
     ):
         net = Resolver((first, second))
-        http_exchange.socket, http_exchange._Socket = net, net.make_socket  # type: ignore[assignment, misc]
+        http_exchange.socket, http_exchange._Socket = net, net.make_socket  # type: ignore[assignment, attr-defined, misc]
         try:
             hook = WebhookTransport("webhook", {"ops": "https://hooks.example.com/x"})
             with contextlib.suppress(NotAccepted):
                 hook.deliver(message(recipient="webhook:ops"), lambda: None)
         finally:
-            http_exchange.socket, http_exchange._Socket = true  # type: ignore[misc]
+            http_exchange.socket, http_exchange._Socket = true  # type: ignore[attr-defined, misc]
         row.count("rebinding resolver")
         row.expect(
             net.connected == ([("8.8.8.8", 443)] if first == "8.8.8.8" else []),

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fakes.disasters import FaultyFleet
-from fakes.processes import free_port
+from fakes.ports import free_port
 from fakes.proxy import ProxyProcess
 
 SERIES, TARGETS, SCRAPE_MS = 40, 4, 250

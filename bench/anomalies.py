@@ -163,7 +163,7 @@ def loop():
         judged = [(max(first, module.W), last) for first, last in score.spans]
         return [(first, last) for first, last in judged if first <= last]
 
-    module.alarms = alarms
+    module.alarms = alarms  # type: ignore[attr-defined]
     return module
 
 

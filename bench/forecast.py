@@ -397,8 +397,8 @@ def report_without(judge, settings, ratios) -> None:
     reference = judge.of_method(REFERENCE, None)[0][:, 0]
     judges = {}
     for family in families:
-        own = [number for number, case in enumerate(judge.cases) if case.family == family]
-        judges[family] = Judge([judge.cases[number] for number in own], None), reference[own]
+        places = [number for number, case in enumerate(judge.cases) if case.family == family]
+        judges[family] = Judge([judge.cases[number] for number in places], None), reference[places]
     print(
         f"| left out | settings | all | {' | '.join(families)} |\n|{'---|' * (len(families) + 3)}"
     )

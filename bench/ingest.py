@@ -68,8 +68,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from bench._posting import Sent, post_in_turn, request, steady
 from bench.remote_write import children, cpu_seconds, victoria
 from bench.startup import resident_mib
+from fakes.ports import free_port
 from fakes.postgres import open_folder
-from fakes.processes import MSGPACK, CollectorProcess, free_port
+from fakes.processes import MSGPACK, CollectorProcess
 from fakes.prometheus import WRITE, headers
 
 GPUS, INSTANTS = 8, 6

@@ -31,6 +31,7 @@ from gpuledger_collector.storage.telemetry import partitions, usage_evidence
 from gpuledger_common.batches import BatchMaker
 from gpuledger_common.meter import Meter
 from gpuledger_common.readings import Accelerator, Holder, Sample, Workload
+from gpuledger_common.wire import WireUsageInterval
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -85,7 +86,7 @@ class Cards:
 
 def metered(
     accelerators: Sequence[Accelerator], read: Callable[[int], Tick], jitter_ms: int, seed: int
-) -> Iterator[tuple[int, int, BatchMaker, Sequence[object]]]:
+) -> Iterator[tuple[int, int, BatchMaker, Sequence[WireUsageInterval]]]:
     """The pushes of a node's day: sequence number, and the usage intervals of each."""
     dice, meter = random.Random(seed), Meter(GAP_MS)
     pushed, seq = DAY, dice.randrange(100_000)

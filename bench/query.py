@@ -356,7 +356,7 @@ def fill_prometheus(port: int, fleet: Fleet) -> float:
     gpus = [gpu for gpu in range(fleet.gpus) if (gpu + gpu // EVERY) % EVERY == 0]
     parts = []
     for name, at, values in (
-        ("gpu_held", fleet.month, fleet.held),
+        ("gpu_held", fleet.month, fleet.is_held),
         ("gpu_busy", fleet.day, fleet.busy),
     ):
         for gpu in gpus:

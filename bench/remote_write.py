@@ -36,8 +36,9 @@ from gpuledger_common.exporter_names import EXPORTED
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from bench.startup import resident_mib
+from fakes.ports import free_port
 from fakes.postgres import open_folder
-from fakes.processes import CollectorProcess, free_port
+from fakes.processes import CollectorProcess
 from fakes.prometheus import WRITE, headers, labels, pod
 
 SAMPLES = 2000
