@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from gpuledger_collector.services.upkeep import ArchiveRetention, RetentionDays
     from gpuledger_collector.storage.access.reader_watch import ReaderWatch
     from gpuledger_collector.storage.database import Database
+    from gpuledger_collector.storage.server.embedded import EmbeddedServer
     from gpuledger_collector.storage.server.replicas import Presence
     from gpuledger_collector.worker_group import WorkerGroup
     from gpuledger_common.kubernetes_client import KubernetesClient
@@ -101,9 +102,9 @@ def database(
     import psycopg
 
     from gpuledger_collector.storage.errors import EnvironmentLacks, StorageError
-    from gpuledger_collector.storage.server.embedded import EmbeddedServer
 
-    server = EmbeddedServer(settings.data_dir, settings.embedded_user or None)
+    server = embedded_server(settings)
+    assert server is not None
     opened = Database(server.acquire(), server)
     try:
         if migrated:
@@ -115,6 +116,15 @@ def database(
         raise
     finally:
         server.release()
+
+
+def embedded_server(settings: Settings) -> EmbeddedServer | None:
+    """The embedded server of these settings, not started; None for a database given by DSN."""
+    if settings.database_dsn() is not None:
+        return None
+    from gpuledger_collector.storage.server.embedded import EmbeddedServer
+
+    return EmbeddedServer(settings.data_dir, settings.embedded_user or None)
 
 
 def _require_current(dsn: str) -> None:

@@ -77,6 +77,7 @@ def _started() -> Iterator[None]:
                 "full_page_writes": "off",
                 "max_connections": "100",
                 "scram_iterations": "1",
+                "summarize_wal": "off",
             }
             server = EmbeddedServer(folder, options=options)
             cleanup.callback(server.release)

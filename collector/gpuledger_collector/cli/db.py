@@ -12,7 +12,7 @@ from gpuledger_collector.accounting.period import format_date
 from gpuledger_collector.cli import options
 from gpuledger_collector.cli.common import FINDINGS, declared_owner, new_app, refuse, require_folder
 from gpuledger_collector.cli.output import emit_report
-from gpuledger_collector.cli.progress import bar
+from gpuledger_collector.cli.progress import bar, busy
 from gpuledger_collector.cli.session import clock_ms, load_settings, open_database, open_session
 from gpuledger_collector.cli.terminal import say
 from gpuledger_collector.export.report import Column, Kind, Report
@@ -25,7 +25,7 @@ from gpuledger_collector.services.upkeep import (
     pack_usage_intervals,
 )
 from gpuledger_collector.settings import read_secret
-from gpuledger_collector.wiring import archive_retention, latest_evidence_days
+from gpuledger_collector.wiring import archive_retention, embedded_server, latest_evidence_days
 from gpuledger_common.plurals import plural
 
 app = new_app(
@@ -211,19 +211,57 @@ def pack(
 @app.command(epilog="Example: gpuledger db backup /backup/gpuledger-$(date +%F).dump")
 def backup(
     file: Annotated[
-        Path, Argument(metavar="FILE", help="Where to write it; readable by you alone.")
+        Path,
+        Argument(
+            metavar="FILE",
+            help="Where to write it, with --incremental a folder; readable by you alone.",
+        ),
     ],
     force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False,
+    incremental: Annotated[
+        bool,
+        Option(
+            "--incremental",
+            help="Add what changed since the last backup in this folder, of the embedded database.",
+        ),
+    ] = False,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
-    """Write everything that the ledger holds to one file, while it keeps working."""
+    """Write everything that the ledger holds to one file, while it keeps working.
+
+    With `--incremental`: a full backup into a folder, and at each later run what changed since the
+    one before.
+    """
+    require_folder(file)
+    if incremental:
+        _back_up_changes(file, dsn, config)
+        return
+    if file.is_dir():
+        refuse(f"{file} is a folder: --incremental adds a backup to it")
     if file.exists() and not force:
         refuse(f"{file} exists already; --force replaces it")
-    require_folder(file)
     with open_database(dsn, config) as database:
         size = upkeep.back_up(database, file)
     print(f"{file}: {size} bytes")
+
+
+def _back_up_changes(folder: Path, dsn: str | None, config: Path | None) -> None:
+    """Add a member to a folder of backups."""
+    if folder.exists() and not folder.is_dir():
+        refuse(f"{folder} is a file: --incremental needs a folder")
+    with open_database(dsn, config) as database, busy("backing up"):
+        try:
+            member = upkeep.back_up_changes(database, folder, clock_ms())
+        except (upkeep.NotABackup, upkeep.NotContinued, upkeep.NotEmbedded) as error:
+            refuse(str(error))
+    if member.since is not None:
+        content = f"what changed since {member.since}"
+    elif member.forgotten is not None:
+        content = f"everything: what changed since {member.forgotten} is not known any more"
+    else:
+        content = "everything"
+    print(f"{member.path}: {member.bytes} bytes, {content}")
 
 
 @app.command(
@@ -236,23 +274,43 @@ def restore(
     file: Annotated[
         Path,
         Argument(
-            metavar="FILE", exists=True, dir_okay=False, help="What `gpuledger db backup` wrote."
+            metavar="FILE",
+            exists=True,
+            help="What `gpuledger db backup` wrote: a file or a folder.",
         ),
     ],
+    until: Annotated[
+        str | None,
+        Option(
+            "--until",
+            metavar="MEMBER",
+            help="Restore this member of a folder; default: the last one.",
+        ),
+    ] = None,
     dsn: options.Dsn = None,
     config: options.Config = None,
 ) -> None:
     """Restore a backup into an empty database, migrate its schema to this version, and check every
     closed month's seal.
 
-    Every supported version of Postgres takes it, newer or older: this is how to upgrade Postgres.
-    All of it is restored or nothing. Ends with 1 when a seal does not hold.
+    Every supported version of Postgres takes a file, newer or older: this is how to upgrade
+    Postgres. A folder of `--incremental` restores into a new GPULEDGER_DATA_DIR. All of it is
+    restored or nothing. Ends with 1 when a seal does not hold.
     """
-    with open_database(dsn, config, migrated=False) as database:
-        try:
-            restored = upkeep.restore(database, file)
-        except (upkeep.NotABackup, upkeep.NotEmpty) as error:
-            refuse(str(error))
+    if until is not None and not file.is_dir():
+        refuse("--until names a member of a folder that `gpuledger db backup --incremental` wrote")
+    try:
+        if file.is_dir():
+            server = embedded_server(load_settings(config, dsn))
+            with busy("restoring"):
+                file /= upkeep.restore_folder(server, file, until)
+            with open_database(dsn, config, migrated=False) as database:
+                restored = upkeep.finish_restore(database)
+        else:
+            with open_database(dsn, config, migrated=False) as database:
+                restored = upkeep.restore(database, file)
+    except (upkeep.NotABackup, upkeep.NotEmpty, upkeep.InUse, upkeep.NotEmbedded) as error:
+        refuse(str(error))
     migrated = restored.migrated
     print(f"restored from {file}" + (f", and migrated to {migrated[-1]}" if migrated else ""))
     for name in restored.broken_seals:

@@ -13,26 +13,36 @@ from gpuledger_collector.storage import distribution
 from gpuledger_collector.storage.access import readers
 from gpuledger_collector.storage.billing import periods
 from gpuledger_collector.storage.database import SUPPORTED, Database
+from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.locks import Lock
-from gpuledger_collector.storage.server import backup, migrate
+from gpuledger_collector.storage.server import backup, base_backup, migrate
 from gpuledger_collector.storage.server.backup import NotABackup, NotEmpty
+from gpuledger_collector.storage.server.base_backup import Member, NotContinued
+from gpuledger_collector.storage.server.embedded import EmbeddedServer, InUse
 from gpuledger_collector.storage.server.migrate import SchemaStatus, Upgraded
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_collector.storage.telemetry.partitions import Partition
 
 __all__ = [
     "SUPPORTED",
+    "InUse",
+    "Member",
     "NotABackup",
+    "NotContinued",
+    "NotEmbedded",
     "NotEmpty",
     "Partition",
     "Restored",
     "RevokedReader",
     "SchemaStatus",
     "back_up",
+    "back_up_changes",
     "distribute_tables",
+    "finish_restore",
     "grant_reader",
     "list_partitions",
     "restore",
+    "restore_folder",
     "revoke_reader",
     "schema_status",
     "statements_to_distribute",
@@ -75,6 +85,37 @@ def back_up(database: Database, file: Path) -> int:
     return backup.backup(database.dsn, file)
 
 
+class NotEmbedded(StorageError):
+    """The database is one given by DSN, whose base backups are its administrator's."""
+
+
+def back_up_changes(database: Database, folder: Path, now_ms: int) -> Member:
+    """Write what changed since the last backup in a folder, everything at the first.
+
+    Raises NotEmbedded, NotContinued.
+    """
+    if not isinstance(database.server, EmbeddedServer):
+        raise NotEmbedded(
+            "--incremental is for the embedded database: your own Postgres has `pg_basebackup"
+            " --incremental` (17 or newer) and archived WAL"
+        )
+    return base_backup.back_up(database.server, folder, now_ms)
+
+
+def restore_folder(server: EmbeddedServer | None, folder: Path, until: str | None) -> str:
+    """Restore what `back_up_changes` wrote as the database of a data folder; return the name of the
+    member. `finish_restore` does the rest, once the server runs.
+
+    Raises NotEmbedded, NotABackup, NotEmpty, InUse.
+    """
+    if server is None:
+        raise NotEmbedded(
+            f"{folder} restores into a data folder (GPULEDGER_DATA_DIR) only: into a database of"
+            " your own restore a file of `gpuledger db backup`"
+        )
+    return base_backup.restore(server, folder, until)
+
+
 @dataclass(frozen=True, slots=True)
 class Restored:
     """The migrations that a restored backup needed, and the closed months whose seal is broken."""
@@ -89,6 +130,11 @@ def restore(database: Database, file: Path) -> Restored:
     Raises NotABackup, NotEmpty.
     """
     backup.restore(database.dsn, file)
+    return finish_restore(database)
+
+
+def finish_restore(database: Database) -> Restored:
+    """Migrate the schema of a database that was restored, and check every seal."""
     migrated = migrate.upgrade(database.dsn).done
     with database.transaction(Lock.LEDGER) as connection:
         closed = periods.list_closed(connection)

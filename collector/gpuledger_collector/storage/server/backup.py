@@ -44,9 +44,7 @@ _SETTING = re.compile(rb"SET (\w+) = ")
 _FIRST_OBJECT = b"-- Name: "
 _COLUMN_VERSION = re.compile(rb"ALTER .* SET \(pg_attver=\d+\);$")
 _END_OF_ROWS = b"\\.\n"
-_ERROR = re.compile(
-    r"^(?:psql:\S+ )?(?:ERROR|FATAL|psql: error|pg_restore: error|pg_dump: error):\s+", re.MULTILINE
-)
+_ERROR = re.compile(r"^(?:psql:\S+ )?(?:ERROR|FATAL|psql: error|pg_\w+: error):\s+", re.MULTILINE)
 
 
 class NotEmpty(StorageError):
@@ -90,8 +88,8 @@ def backup(dsn: str, target: Path) -> int:
         with os.fdopen(descriptor, "wb") as file:
             # Without owners and privileges, so that it restores under whatever role the other
             # server has.
-            _run(
-                program("pg_dump"),
+            run_program(
+                "pg_dump",
                 dsn,
                 "--format=custom",
                 "--no-owner",
@@ -108,21 +106,27 @@ def backup(dsn: str, target: Path) -> int:
     return target.stat().st_size
 
 
+def require_empty(dsn: str) -> None:
+    """Raise NotEmpty for a database with tables."""
+    with Database(dsn).connect() as connection:
+        tables = select_value(
+            connection, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
+        )
+    if tables:
+        raise NotEmpty(f"the database holds {tables} tables already: restore into an empty one")
+
+
 def restore(dsn: str, source: Path) -> None:
     """Restore a backup into an empty database, in one transaction.
 
     Raises NotEmpty, NotABackup, StorageError.
     """
+    require_empty(dsn)
     with Database(dsn).connect() as connection:
-        tables = select_value(
-            connection, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
-        )
         settings = {name.encode() for (name,) in connection.execute("SELECT name FROM pg_settings")}
         major = connection.info.server_version // 10_000
-    if tables:
-        raise NotEmpty(f"the database holds {tables} tables already: restore into an empty one")
     try:
-        listed = _run(program("pg_restore"), None, "--list", str(source), stdout=subprocess.PIPE)
+        listed = run_program("pg_restore", None, "--list", str(source), stdout=subprocess.PIPE)
     except StorageError as error:
         raise NotABackup(f"{source} cannot be read as a backup ({error})") from error
     with tempfile.NamedTemporaryFile("w+", suffix=".list") as chosen:
@@ -241,18 +245,29 @@ def _message(text: str, returncode: int) -> str:
     return lines[0] if lines else f"it ended with {returncode}"
 
 
-def _run(tool: Path, dsn: str | None, *arguments: str, stdout: object = subprocess.DEVNULL) -> str:
-    """Return the output of a client program."""
+def run_program(
+    name: str,
+    dsn: str | None,
+    *arguments: str,
+    stdout: object = subprocess.DEVNULL,
+    pass_fds: Collection[int] = (),
+) -> str:
+    """Return the output of a client program; what it writes is its owner's alone.
+
+    Raises StorageError with its message.
+    """
     address, environment = _address(dsn or "")
     done = subprocess.run(
-        [tool, *(() if dsn is None else ("--dbname", address)), *arguments],
+        [program(name), *(() if dsn is None else ("--dbname", address)), *arguments],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         check=False,
+        pass_fds=pass_fds,
+        umask=0o077,
     )  # type: ignore[call-overload]
     if done.returncode:
-        raise StorageError(f"{tool.name}: {_message(done.stderr, done.returncode)}")
+        raise StorageError(f"{name}: {_message(done.stderr, done.returncode)}")
     return str(done.stdout or "")

@@ -25,7 +25,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,7 +61,7 @@ STOP_SECONDS = 60.0
 WATCH_SECONDS = 0.5
 LOG_BYTES = 16 * 1024 * 1024
 OUR_FILES = re.compile(
-    r"password|admin-password|port|home|lock|users|postgres|postgres\.log(\.1)?|\.?programs.*"
+    r"password|admin-password|port|home|lock|users|backups|postgres|postgres\.log(\.1)?|\.?programs.*"
 )
 """What the data folder holds when nobody else uses it."""
 LOGIN_SECONDS = 10
@@ -85,9 +85,14 @@ OPTIONS = {
     "log_min_error_statement": "panic",
     "log_error_verbosity": "terse",
     "log_parameter_max_length_on_error": "0",
+    "wal_level": "replica",
+    "max_wal_senders": "4",
+    "summarize_wal": "on",
+    "wal_summary_keep_time": "40d",
 }
 """Readers leave half of the sessions to the owner, and each of theirs has a share of the disk for
-sorting; what a statement says of people is not written to the log.
+sorting; what a statement says of people is not written to the log. A base backup takes two senders,
+and what changed since the one before is known for 40 days.
 """
 _TRANSIENT = re.compile(
     r"pre-existing shared memory block|lock file \"postmaster\.pid\" already exists|in recovery"
@@ -97,6 +102,10 @@ _PORT_TAKEN = re.compile(
 )
 
 log = logging.getLogger(__name__)
+
+
+class InUse(StorageError):
+    """Other commands work with the database that is to be replaced."""
 
 
 class EmbeddedServer:
@@ -174,6 +183,82 @@ class EmbeddedServer:
                 return False
             self._join_or_start()
         return True
+
+    @contextlib.contextmanager
+    def held_empty(self, require_empty: Callable[[str], None]) -> Iterator[Path]:
+        """Keep every command from a database that does not exist or is empty, while the block makes
+        another in the folder that it gets.
+
+        `require_empty` is given the DSN of one that exists. Raises InUse, and what `acquire` and
+        `require_empty` raise.
+        """
+        self._make_data_dir()
+        with self._exclusive(), (self.data_dir / "users").open("a") as users:
+            try:
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InUse(
+                    f"the database in {self.data_dir} is in use: end the commands that work with it"
+                ) from None
+            self._check_seat()
+            if (self._cluster / "PG_VERSION").exists():
+                try:
+                    require_empty(self._join_or_start())
+                finally:
+                    self._stop()
+            fresh = self._make_home() / "restore.new"
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir(mode=0o700)
+            try:
+                yield fresh
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
+
+    def install(self, cluster: Path) -> None:
+        """Make a cluster in the folder of `held_empty` the database, with the passwords of this data
+        folder.
+
+        Raises ServerUnavailable for one that does not start.
+        """
+        home, user = self._seat_of_cluster()
+        cluster.chmod(0o700)
+        if user is not None:
+            os.chown(cluster.parent, user.uid, user.gid)
+            for path in (cluster, *cluster.rglob("*")):
+                os.chown(path, user.uid, user.gid, follow_symlinks=False)
+        self._set_passwords(cluster)
+        if self._cluster.exists():
+            self._cluster.rename(cluster.with_name("empty"))
+        cluster.rename(self._cluster)
+        seat.remember(self.data_dir, home)
+
+    def _set_passwords(self, cluster: Path) -> None:
+        """Recover a cluster of another data folder and give its roles the passwords of this one,
+        without a server that listens.
+        """
+        _, user = self._seat_of_cluster()
+        statements = [
+            "ALTER ROLE {} PASSWORD '{}'\n".format(
+                role, self._password(role, create=True).replace("'", "''")
+            )
+            for role in PASSWORDS
+        ]
+        done = subprocess.run(
+            [
+                *(reachable_programs(user, self._program_folder()) / "bin/postgres", "--single"),
+                *("-D", cluster, "-c", "exit_on_error=on", "-c", "log_min_error_statement=panic"),
+                "postgres",
+            ],
+            input="".join(statements),
+            capture_output=True,
+            text=True,
+            check=False,
+            **self._as_server_user(),
+        )
+        if done.returncode:
+            raise ServerUnavailable(
+                f"the restored database does not start: {last_line(done.stderr)}"
+            )
 
     @contextlib.contextmanager
     def kept_running(self) -> Iterator[None]:
@@ -314,8 +399,7 @@ class EmbeddedServer:
         programs = reachable_programs(user, self._program_folder())
         password = self._password(ADMIN, create=True)
         self._password(OWNER, create=True)
-        with contextlib.suppress(FileExistsError):
-            home.mkdir(mode=0o700)
+        self._make_home()
         # A new folder that is renamed at the end: an interrupted initdb leaves nothing that looks
         # like a cluster.
         fresh, secret = home / "cluster.new", home / "pwfile"
@@ -324,7 +408,6 @@ class EmbeddedServer:
         with os.fdopen(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(password + "\n")
         if user is not None:
-            os.chown(home, user.uid, user.gid)
             os.chown(secret, user.uid, user.gid)
         try:
             done = subprocess.run(
@@ -363,6 +446,14 @@ class EmbeddedServer:
             )
         fresh.rename(home / "cluster")
         seat.remember(self.data_dir, home)
+
+    def _make_home(self) -> Path:
+        home, user = self._seat_of_cluster()
+        with contextlib.suppress(FileExistsError):
+            home.mkdir(mode=0o700)
+        if user is not None:
+            os.chown(home, user.uid, user.gid)
+        return home
 
     def _check_version(self) -> None:
         _, user = self._seat_of_cluster()
