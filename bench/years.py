@@ -12,10 +12,11 @@ Each question is asked in both ledgers in turns, and the best of each counts, so
 comes and goes falls on both. Beside the seconds stands how many blocks of tables and indexes Postgres
 looked at for one answer, which no load changes. The months of the two ledgers must have the same bill and the same
 seal. The second table has every scheduled job when nothing has changed, the third the room that a
-GPU takes in a year. A backup is a file of everything: what counts is the seconds of a gigabyte.
+GPU takes in a year. A backup is a file of everything, of which the seconds of a gigabyte count, or
+what changed in a day of evidence of each minute, since a full backup that is measured, too.
 
-It ends with 1 when a question of the first table takes more than 1.2 times as long; below 20 ms a
-difference says nothing.
+It ends with 1 when a question of the first table, or the backup of a day, takes more than 1.2 times
+as long; below 20 ms a difference says nothing.
 
 Writing takes most of the time and is not what is compared: `--write FOLDER` does that alone, and
 `--read FOLDER` asks what it wrote, once (it adds hours).
@@ -59,7 +60,7 @@ from gpuledger_collector.services.refresh import refresh
 from gpuledger_collector.services.upkeep import roll_up_pool_hours
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.database import Database
-from gpuledger_collector.storage.server import backup, migrate
+from gpuledger_collector.storage.server import backup, base_backup, migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 from gpuledger_collector.storage.telemetry import partitions
 from gpuledger_common.compression import zstd
@@ -68,6 +69,8 @@ GOAL = 1.2
 NOISE_S = 0.02
 FLUSH_S = 11
 """After which a session that stays open has told the server what it read."""
+DAYS = 3
+"""That are changed and backed up, one after the other."""
 LEVEL = "team"
 SPAN = "span.json"
 OFF = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
@@ -128,10 +131,14 @@ class Ledger:
     """A ledger on a server of its own."""
 
     name: str
-    dsn: str
+    server: EmbeddedServer
     gpus: int
     origin_ms: int
     now_ms: int
+
+    @property
+    def dsn(self) -> str:
+        return self.server.dsn
 
     @property
     def database(self) -> Database:
@@ -207,6 +214,12 @@ class Ledger:
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             partitions.ensure(connection, "usage_interval", [hour_ms - hour_ms % DAY_MS])
             self.write(connection, HOUR_OF_EVIDENCE, Period(hour_ms, hour_ms + HOUR_MS))
+
+    def change_day(self, day_ms: int) -> None:
+        """Write a day of evidence of every accelerator, and fold and rate it."""
+        for hour_ms in range(day_ms, day_ms + DAY_MS, HOUR_MS):
+            self.add_hour(hour_ms)
+        refresh(self.database, Period(day_ms, day_ms + DAY_MS), self.now_ms)
 
     def blocks(self) -> int:
         """Blocks that sessions have looked at."""
@@ -373,8 +386,8 @@ def jobs(sides: Sequence[Side], folder: Path) -> None:
             )
 
 
-def backups(sides: Sequence[Side], folder: Path) -> None:
-    """Print what a backup takes."""
+def backups(sides: Sequence[Side], folder: Path) -> bool:
+    """Print what backups take, whole and of a day; return whether that of a day misses the goal."""
     print(
         "\n| backup | ledger, GB | file, GB | seconds | seconds a GB |\n|---|---:|---:|---:|---:|"
     )
@@ -384,12 +397,37 @@ def backups(sides: Sequence[Side], folder: Path) -> None:
             lambda target=target, side=side: backup.backup(side.ledger.dsn, target)
         )
         size, whole = target.stat().st_size / 1e9, side.ledger.gigabytes()
+        target.unlink()
         print(
-            f"| {side.ledger.name} | {whole:.2f} | {size:.3f} | {seconds:.1f} |"
+            f"| {side.ledger.name}, file | {whole:.2f} | {size:.3f} | {seconds:.1f} |"
             f" {seconds / whole:.1f} |",
             flush=True,
         )
-        target.unlink()
+        size, seconds = add_member(side.ledger, folder)
+        print(
+            f"| {side.ledger.name}, full | {whole:.2f} | {size:.3f} | {seconds:.1f} |"
+            f" {seconds / whole:.1f} |",
+            flush=True,
+        )
+    days: list[list[tuple[float, float]]] = [[] for _ in sides]
+    for number in range(DAYS):
+        day_ms = (sides[0].ledger.now_ms - 1) // DAY_MS * DAY_MS - (number + 2) * DAY_MS
+        for side, own in zip(sides, days, strict=True):
+            side.ledger.change_day(day_ms)
+            own.append(add_member(side.ledger, folder))
+    (_, young), (_, old) = best = [min(own, key=lambda day: day[1]) for own in days]
+    for side, (size, seconds) in zip(sides, best, strict=True):
+        print(f"| {side.ledger.name}, a day | | {size:.3f} | {seconds:.1f} | |")
+    print(f"\na day of the old ledger: {old / young:.2f} times")
+    return old > max(GOAL * young, young + NOISE_S)
+
+
+def add_member(ledger: Ledger, folder: Path) -> tuple[float, float]:
+    """Gigabytes and seconds of the next incremental backup, the first of which is full."""
+    chain = folder / f"{ledger.name} by the day"
+    began = time.perf_counter()
+    member = base_backup.back_up(ledger.server, chain, time.time_ns() // 1_000_000)
+    return member.bytes / 1e9, time.perf_counter() - began
 
 
 def room(ledger: Ledger, years: int) -> None:
@@ -461,7 +499,7 @@ def open_ledgers(
         dsn = server.acquire()
         stack.callback(server.release)
         migrate.upgrade(dsn)
-        ledgers.append(Ledger(name, dsn, span.gpus, month(names[0]).start_ms, span.now_ms))
+        ledgers.append(Ledger(name, server, span.gpus, month(names[0]).start_ms, span.now_ms))
         if write:
             ledgers[-1].seed(months)
     return ledgers
@@ -499,7 +537,7 @@ def main() -> int:
         missed = compare(sides, questions(names[-1]), options.runs)
         missed += ["an hour"] if an_hour(sides, options.runs) else []
         jobs(sides, folder)
-        backups(sides, folder)
+        missed += ["a backup of a day"] if backups(sides, folder) else []
         room(sides[-1].ledger, span.years)
         packed_hours(sides[-1].ledger, names[-1])
         is_same = same_months(sides, names[-1])
