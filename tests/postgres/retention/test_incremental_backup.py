@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import psycopg
 import pytest
 from typer.testing import CliRunner
 
@@ -253,6 +254,21 @@ def test_a_chain_is_continued_by_its_own_database_alone(folder):
     assert "what changed since" in out
 
 
+def forget(data_dir):
+    """Remove what the server knows of changes since the last member, once it knows some."""
+    with psycopg.connect(EmbeddedServer(data_dir).admin_dsn, autocommit=True) as connection:
+        connection.execute("CHECKPOINT")
+        deadline = time.monotonic() + 60
+        while not connection.execute(
+            "SELECT max(end_lsn) >= (SELECT redo_lsn FROM pg_control_checkpoint()) FROM"
+            " pg_available_wal_summaries()"
+        ).fetchone()[0]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    for summary in (data_dir / "postgres/cluster/pg_wal/summaries").iterdir():
+        summary.unlink()
+
+
 def test_what_changed_is_forgotten_after_a_while(folder):
     """Without WAL summaries since the last member everything is written again, and the command says
     so; the chain restores from there on.
@@ -260,10 +276,9 @@ def test_what_changed_is_forgotten_after_a_while(folder):
     data_dir, chain, there = folder / "gone", folder / "gone-chain", folder / "gone-restored"
     with opened(data_dir) as dsn:
         first, _ = add(data_dir, chain)
-        Command(dsn)("prices", "set", *"--rate 2 --currency USD --from 2026-01-01".split())
+        Command(dsn)("prices", "set", *["--rate", "2", "--currency", "USD", "--from", "2026-01-01"])
         second, _ = add(data_dir, chain)
-        for summary in (data_dir / "postgres/cluster/pg_wal/summaries").iterdir():
-            summary.unlink()
+        forget(data_dir)
         again, out = add(data_dir, chain)
         assert again.endswith("-full")
         assert out.endswith(f"everything: what changed since {second} is not known any more\n")
