@@ -118,7 +118,7 @@ _PAGE = _file(
     f"{fetch.TIMEOUT_S:g} s",
 )
 _BACKUP = _file(
-    "backup, which pg_restore reads",
+    "backup, which pg_restore reads, or a folder of them, which is compared with its manifests",
     "the disk",
     "the disk",
     NONE,

@@ -120,7 +120,7 @@ NEITHER = {
     "actions run": "its dry run is a command: gpuledger actions dry-run",
     "audit verify": "a verdict by its exit code, and one head to be noted by hand",
     "completion": "prints a script for a shell",
-    "db backup": "writes one new file, and replaces none without --force",
+    "db backup": "writes one new file or member, and replaces none without --force",
     "db restore": "fills an empty database only: there is nothing to be changed by mistake",
     "examples": "writes a new folder only",
     "demo": "a ledger of its own in a folder of its own",
