@@ -235,6 +235,8 @@ def backup(
     """
     require_folder(file)
     if incremental:
+        if force:
+            refuse("--force replaces a file: --incremental adds to a folder and replaces nothing")
         _back_up_changes(file, dsn, config)
         return
     if file.is_dir():

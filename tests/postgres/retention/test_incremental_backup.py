@@ -21,6 +21,7 @@ from fakes.books import EVIDENCE, Command, answers, furnish, pack_august, tables
 from fakes.postgres import open_folder
 from gpuledger_collector.cli import build
 from gpuledger_collector.cli.common import explain
+from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.server import base_backup, migrate
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 
@@ -230,6 +231,8 @@ def test_a_folder_that_is_no_chain_is_refused(ledger, folder, new):
     assert "is a folder" in refused(Local(new), "db", "backup", chain)
     said = refused(Local(new), "db", "backup", empty / "file", "--incremental")
     assert said.endswith("--incremental needs a folder")
+    said = refused(Local(new), "db", "backup", chain, "--incremental", "--force")
+    assert said.startswith("--force replaces a file")
 
 
 def test_a_database_of_ones_own_is_refused(ledger, postgres):
@@ -385,6 +388,19 @@ def test_nothing_is_unpacked_outside_the_folder(tmp_path):
             tar.addfile(entry)
         with pytest.raises(base_backup.NotABackup, match="which no backup does"):
             base_backup._extract(archive, tmp_path / "below")
+
+
+def test_a_full_disk_of_the_folder_is_named(ledger, damaged, monkeypatch):
+    """That of the folder, not that of the database; nothing is left behind."""
+
+    def full(*_, **__):
+        raise StorageError("pg_basebackup: could not write to file: No space left on device")
+
+    before = sorted(damaged.iterdir())
+    monkeypatch.setattr(base_backup, "run_program", full)
+    said = refused(Local(ledger[0]), "db", "backup", damaged, "--incremental")
+    assert said.startswith(f"the disk of {damaged} is full: ")
+    assert sorted(damaged.iterdir()) == before
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_unpacked(ledger, new, monkeypatch):
