@@ -45,6 +45,7 @@ from gpuledger_collector.services.upkeep import (
 from gpuledger_collector.settings import Settings
 from gpuledger_collector.storage.access.tokens import create
 from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.ledger import hour_columns
 from gpuledger_collector.storage.telemetry import interval_packing, partitions, usage_evidence
 from gpuledger_common.wire import Samples
 
@@ -213,6 +214,17 @@ def _sample(fleet: Fleet) -> None:
 _Question = tuple[str, Callable[[], object]]
 
 
+def _usage_as_columns(database: Database) -> list[tuple[object, ...]]:
+    """As rating reads a large fleet, without the numbers that an engine gives."""
+    day = Period(OCTOBER + DAY, OCTOBER + 2 * DAY)
+    with database.transaction() as connection:
+        pieces = hour_columns.read(connection, day, day.end_ms).pieces()
+    return sorted(
+        (one.start_ms, one.state, one.held_ms, one.busy_ms, one.idle_ms, one.energy_mj or -1)
+        for one in pieces
+    )
+
+
 def _jobs(asking: _Asking) -> Iterator[_Question]:
     """What the collector does by itself."""
     database, later = asking.database, NOW_MS - HOUR
@@ -226,6 +238,7 @@ def _jobs(asking: _Asking) -> Iterator[_Question]:
             " w.id = u.workload_id"
         ),
     )
+    yield "usage of hours, as columns", lambda: _usage_as_columns(database)
     yield "find idle", lambda: find_idle(database, later)
     yield "find idle again", lambda: find_idle(database, NOW_MS)
     yield "notify", lambda: notify_findings(database, NOW_MS, WRITERS)

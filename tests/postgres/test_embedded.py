@@ -167,14 +167,14 @@ def test_a_stale_pid_file_that_names_a_stranger_is_no_obstacle(folder):
     server = EmbeddedServer(folder)
     dsn = server.acquire()
     keep_rows(dsn)
-    recorded = (server._cluster / "postmaster.pid").read_text()
+    recorded = (server.cluster / "postmaster.pid").read_text()
     pid = server.pid
     for process in [pid, *embedded_children(pid)]:
         # A worker of the server may have ended by itself.
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     server._child.wait()
-    (server._cluster / "postmaster.pid").write_text(recorded.replace(str(pid), str(os.getpid()), 1))
+    (server.cluster / "postmaster.pid").write_text(recorded.replace(str(pid), str(os.getpid()), 1))
     assert server.ensure_running()
     assert count(dsn) == 1000
     server.release()
@@ -215,10 +215,10 @@ def test_a_broken_first_start_is_begun_anew(folder):
 def test_a_cluster_of_another_version_is_refused_with_a_sentence(server, folder):
     """A data folder of another major version is named, not touched."""
     server.release()
-    (server._cluster / "PG_VERSION").write_text("13\n")
+    (server.cluster / "PG_VERSION").write_text("13\n")
     with pytest.raises(EnvironmentLacks, match="made by PostgreSQL 13"):
         EmbeddedServer(folder).acquire()
-    (server._cluster / "PG_VERSION").write_text("18\n")
+    (server.cluster / "PG_VERSION").write_text("18\n")
     server.acquire()
 
 
@@ -269,7 +269,7 @@ def test_root_with_everything_below_a_private_home(tmp_path, shared_root, monkey
     server = EmbeddedServer(home / "ledger", user="nobody")
     dsn = server.acquire()
     keep_rows(dsn)
-    assert str(server._cluster).startswith(str(shared_root))
+    assert str(server.cluster).startswith(str(shared_root))
     assert Path(embedded.command_line(server.pid)[0]).is_relative_to(shared_root)
     assert Path(f"/proc/{server.pid}").stat().st_uid == pwd.getpwnam("nobody").pw_uid
     assert mode(home) == 0o700

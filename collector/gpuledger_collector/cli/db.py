@@ -260,7 +260,7 @@ def _back_up_changes(folder: Path, dsn: str | None, config: Path | None) -> None
     if member.since is not None:
         content = f"what changed since {member.since}"
     elif member.forgotten is not None:
-        content = f"everything: what changed since {member.forgotten} is not known any more"
+        content = f"everything: what changed since {member.forgotten} is no longer known"
     else:
         content = "everything"
     print(f"{member.path}: {member.bytes} bytes, {content}")

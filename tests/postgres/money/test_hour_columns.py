@@ -1,8 +1,11 @@
 """Hourly usage read as columns is hourly usage read row by row."""
 
+import pytest
+
 from fakes.fleet import DAY, HOUR, Held
 from gpuledger_collector.accounting.period import day_of
 from gpuledger_collector.storage.database import Database
+from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.ledger import hour_columns, usage
 
 
@@ -31,3 +34,7 @@ def test_columns_hold_the_rows(fleet, run, dsn):
         early = [row for row in rows if row.start_ms < until_ms]
         assert set(hour_columns.read(connection, day, until_ms).pieces()) == set(early)
         assert hour_columns.read(connection, day, day.start_ms).pieces() == []
+        # A newer collector may know more states: that time is not left out in silence.
+        connection.execute("UPDATE usage_hour SET state = 'lent' WHERE workload_id = 2")
+        with pytest.raises(StorageError, match="whose state this version does not know"):
+            hour_columns.read(connection, day, day.end_ms)

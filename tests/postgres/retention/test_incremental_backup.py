@@ -64,7 +64,7 @@ def add(data_dir, chain):
     """The next member of a chain, and what the command printed."""
     code, out, err = Local(data_dir)("db", "backup", chain, "--incremental")
     assert (code, err) == (0, ""), err
-    names = base_backup._names(chain)
+    names = base_backup._list_members(chain)
     assert out.startswith(f"{chain / names[-1]}: ")
     return names[-1], out
 
@@ -165,8 +165,9 @@ def test_members_are_their_owners_alone(ledger):
     assert {path.stat().st_mode & 0o777 for path in chain.iterdir() if path.is_dir()} == {0o700}
     assert {path.stat().st_mode & 0o777 for path in chain.rglob("*.gz")} == {0o600}
     assert {path.stat().st_mode & 0o777 for path in chain.rglob("*manifest")} == {0o600}
-    assert (data_dir / "backups").stat().st_mode & 0o777 == 0o600
-    assert len((data_dir / "backups").read_text().split()) == len(held)
+    notes = data_dir / "postgres/cluster" / base_backup.NOTES
+    assert notes.stat().st_mode & 0o777 == 0o600
+    assert len(notes.read_text().split()) == len(held)
 
 
 def cut(path):
@@ -257,6 +258,71 @@ def test_a_chain_is_continued_by_its_own_database_alone(folder):
     assert "what changed since" in out
 
 
+def change(dsn, name):
+    """Write a few megabytes, so that the log goes on past where the last member ended."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            f"CREATE TABLE {name} AS SELECT n, repeat(md5(n::text), 20) AS text FROM"
+            " generate_series(1, 10000) n"
+        )
+
+
+def test_a_database_that_went_back_does_not_continue_its_chain(folder):
+    """Restored in the same data folder, or put back as it was copied: Postgres would add the blocks
+    of one to members of the other.
+    """
+    data_dir, chain, aside = folder / "back", folder / "back-chain", folder / "back-aside"
+    with opened(data_dir) as dsn:
+        add(data_dir, chain)
+        change(dsn, "early")
+        earlier, _ = add(data_dir, chain)
+    subprocess.run(["cp", "-a", data_dir / "postgres", aside], check=True)
+    with opened(data_dir) as dsn:
+        change(dsn, "later")
+        last, _ = add(data_dir, chain)
+    (data_dir / "postgres").rename(folder / "back-newest")
+    aside.rename(data_dir / "postgres")
+    with opened(data_dir) as dsn:
+        for name in ("one", "two"):
+            change(dsn, name)
+        said = refused(Local(data_dir), "db", "backup", chain, "--incremental")
+    assert said.startswith(f"{chain / last} was not made from the database in {data_dir}")
+    shutil.rmtree(data_dir / "postgres")
+    for until in (earlier, last):
+        assert Local(data_dir)("db", "restore", chain, "--until", until)[0] == 0
+        with opened(data_dir) as dsn:
+            change(dsn, "one")
+            said = refused(Local(data_dir), "db", "backup", chain, "--incremental")
+        assert "name a new folder" in said
+        shutil.rmtree(data_dir / "postgres")
+
+
+def test_a_folder_of_other_things_is_refused(ledger, folder):
+    """Nothing of it is touched: neither the ledger's own folders, nor one that holds other files."""
+    data_dir, other = ledger[0], folder / "other"
+    (other / ".unfinished").mkdir(parents=True)
+    for inside in (data_dir, data_dir / "backups", data_dir / "postgres/cluster/backups"):
+        said = refused(Local(data_dir), "db", "backup", inside, "--incremental")
+        assert said == f"{inside} is part of the data folder: name a folder elsewhere"
+        assert inside == data_dir or not inside.exists()
+    said = refused(Local(data_dir), "db", "backup", other, "--incremental")
+    assert said == f"{other} holds other files: name an empty or a new folder"
+    assert [path.name for path in other.iterdir()] == [".unfinished"]
+    (folder / "nowhere").symlink_to(folder / "missing")
+    said = refused(Local(data_dir), "db", "backup", folder / "nowhere", "--incremental")
+    assert said.endswith("is a link to nothing")
+
+
+def test_what_a_killed_restore_left_goes_with_the_next_one(ledger, new):
+    """Also where the data folder has been used since, and the restore is refused."""
+    assert Local(new)("db", "restore", ledger[1])[0] == 0
+    left = new / "postgres/restore.new"
+    left.mkdir()
+    (left / "much").touch()
+    assert "tables already" in refused(Local(new), "db", "restore", ledger[1])
+    assert not left.exists()
+
+
 def forget(data_dir):
     """Remove what the server knows of changes since the last member, once it knows some."""
     with psycopg.connect(EmbeddedServer(data_dir).admin_dsn, autocommit=True) as connection:
@@ -284,7 +350,7 @@ def test_what_changed_is_forgotten_after_a_while(folder):
         forget(data_dir)
         again, out = add(data_dir, chain)
         assert again.endswith("-full")
-        assert out.endswith(f"everything: what changed since {second} is not known any more\n")
+        assert out.endswith(f"everything: what changed since {second} is no longer known\n")
         assert add(data_dir, chain)[0].endswith("-incremental")
         held = tables(dsn)
     for older in (first, second):
@@ -297,10 +363,10 @@ def test_what_changed_is_forgotten_after_a_while(folder):
 def test_one_run_at_a_time(ledger, damaged):
     """Another one is refused while a run has the folder, and no member is begun."""
     before = sorted(damaged.iterdir())
-    with (damaged / ".lock").open("r+") as lock:
+    with (damaged / base_backup.LOCK).open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        said = refused(Local(ledger[0]), "db", "backup", damaged, "--incremental")
-    assert said == f"another backup is being written into {damaged}"
+        code, _, said = Local(ledger[0])("db", "backup", damaged, "--incremental")
+    assert (code, said) == (3, f"another backup is being written into {damaged}")
     assert sorted(damaged.iterdir()) == before
 
 
@@ -308,7 +374,7 @@ def test_a_run_that_is_killed_leaves_the_chain_usable(ledger, damaged, new):
     """pg_basebackup goes on without its command, and nobody else writes meanwhile; the next run
     removes what it left.
     """
-    data_dir, before = ledger[0], base_backup._names(damaged)
+    data_dir, before = ledger[0], base_backup._list_members(damaged)
     unfinished = damaged / base_backup.UNFINISHED
     with opened(data_dir) as dsn:
         run = subprocess.Popen(
@@ -320,7 +386,7 @@ def test_a_run_that_is_killed_leaves_the_chain_usable(ledger, damaged, new):
             time.sleep(0.001)
         run.send_signal(signal.SIGKILL)
         run.wait()
-        assert base_backup._names(damaged) == before
+        assert base_backup._list_members(damaged) == before
         deadline = time.monotonic() + 60
         while True:
             code, out, err = Local(data_dir)("db", "backup", damaged, "--incremental")
@@ -398,7 +464,8 @@ def test_a_full_disk_of_the_folder_is_named(ledger, damaged, monkeypatch):
 
     before = sorted(damaged.iterdir())
     monkeypatch.setattr(base_backup, "run_program", full)
-    said = refused(Local(ledger[0]), "db", "backup", damaged, "--incremental")
+    code, _, said = Local(ledger[0])("db", "backup", damaged, "--incremental")
+    assert code == 3
     assert said.startswith(f"the disk of {damaged} is full: ")
     assert sorted(damaged.iterdir()) == before
 

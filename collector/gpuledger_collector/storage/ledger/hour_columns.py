@@ -10,7 +10,9 @@ import numpy.typing as npt
 
 from gpuledger_collector.accounting.period import HOUR_MS, Period
 from gpuledger_collector.accounting.usage import STATES, HourlyUsage
+from gpuledger_collector.storage.errors import StorageError
 from gpuledger_collector.storage.locks import Connection
+from gpuledger_common.plurals import plural
 
 Integers = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]
@@ -122,16 +124,22 @@ def read(connection: Connection, day: Period, until_ms: int) -> HourColumns:
     packed = " || ".join(f"int8send({_EXPRESSIONS.get(name, name)})" for name in names)
     # One value that numpy reads: tens of thousands of rows, or the items of as many lists, take
     # longer to arrive than to be rated.
-    (numbers,) = (
+    count, numbers = (
         connection.cursor(binary=True)
         .execute(
-            f"SELECT coalesce(string_agg({packed}, ''), '') FROM usage_hour WHERE hour_ms >= %s AND"
-            " hour_ms < %s",
+            f"SELECT count(*), coalesce(string_agg({packed}, ''), '') FROM usage_hour WHERE hour_ms >="
+            " %s AND hour_ms < %s",
             (day.start_ms, min(day.end_ms, until_ms)),
         )
         .fetchall()[0]
     )
     rows = np.frombuffer(numbers, dtype=">i8").reshape(-1, len(names))
+    # A row with a state that is not among ours is NULL as a whole, and its time would be lost.
+    if len(rows) != count:
+        raise StorageError(
+            f"usage_hour has {plural(count - len(rows), 'row')} whose state this version does not"
+            " know: did a newer collector write to this ledger?"
+        )
     columns = HourColumns(*(rows[:, place].astype(np.int64) for place in range(len(names))))
     keys = sort_keys(columns.accelerator_id, columns.start_ms, columns.state, columns.workload_id)
     return _with_first_reports(connection, columns.where(np.argsort(keys, kind="stable")))

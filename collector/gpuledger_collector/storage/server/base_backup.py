@@ -8,8 +8,8 @@ chain again.
 
 A restored database and a copied one have the system identifier of their original, and go on from
 the same position in its log: Postgres would add what one of them changed to a chain of the other.
-So each data folder notes the manifests that were made from it, and continues only a chain whose
-last member is one of these.
+So each cluster notes the manifests that were made from it, in a file of its own folder, and
+continues only a chain whose last member is one of these. One that is restored forgets them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ from gpuledger_collector.storage.server.backup import NotABackup, require_empty,
 from gpuledger_collector.storage.server.embedded import EmbeddedServer
 
 MANIFEST = "backup_manifest"
-UNFINISHED = ".unfinished"
+UNFINISHED = ".gpuledger-unfinished"
 """What a member is called until it is whole."""
-NOTES = "backups"
-"""The file of a data folder with the checksums of the manifests that were made from it."""
+LOCK = ".gpuledger-lock"
+NOTES = "gpuledger_backups"
+"""The file of a cluster with the checksums of the manifests that were made from it."""
 CHECKSUM = "SHA256"
 _MEMBER = re.compile(r"\d{4}-\d\d-\d\dT\d{6}\.\d{3}Z-(full|incremental)")
 _FORGOTTEN = re.compile(r"WAL summaries are required")
@@ -53,7 +54,7 @@ class NotContinued(StorageError):
 @dataclass(frozen=True, slots=True)
 class Member:
     """A member that was written: its folder, its size, and since which member it has what changed;
-    None for a full one. `forgotten`: the member since which that is not known any more.
+    None for a full one. `forgotten`: the member since which that is no longer known.
     """
 
     path: Path
@@ -65,14 +66,15 @@ class Member:
 def back_up(server: EmbeddedServer, folder: Path, now_ms: int) -> Member:
     """Add a member to the chain in a folder, which is created when missing.
 
-    Full when it is the first, or when the server does not know any more what changed since the last
-    one. Raises NotContinued, and StorageError with the message of pg_basebackup.
+    Full when it is the first, or when the server no longer knows what changed since the last one.
+    Raises NotContinued, and StorageError with the message of pg_basebackup.
     """
+    _require_own(server, folder)
     folder.mkdir(mode=0o700, exist_ok=True)
-    with _locked(folder) as lock:
-        last = _last(server, folder)
-        if last is not None and _instant(now_ms) < last.name:
-            raise NotContinued(f"{last} is of now or later: is the clock right?")
+    with _lock(folder) as lock:
+        last = _last_member(server, folder)
+        if last is not None and _format_instant(now_ms) < last.name:
+            raise NotContinued(f"the clock is behind the last backup, {last}")
         unfinished = folder / UNFINISHED
         forgotten = None
         try:
@@ -84,14 +86,14 @@ def back_up(server: EmbeddedServer, folder: Path, now_ms: int) -> Member:
                 forgotten, last = last.name, None
                 _write(server, unfinished, last, lock)
             kind = "full" if last is None else "incremental"
-            target = folder / f"{_instant(now_ms)}-{kind}"
+            target = folder / f"{_format_instant(now_ms)}-{kind}"
             # Before the member has its name: a run that is killed here is continued by the next.
             _note(server, unfinished)
             unfinished.rename(target)
             _sync(folder)
         except (StorageError, OSError) as error:
             if disk.is_full_error(error):
-                raise NotContinued(
+                raise StorageError(
                     f"the disk of {folder} is full: {disk.free_megabytes(folder)} MB are free"
                 ) from None
             raise
@@ -108,15 +110,17 @@ def restore(server: EmbeddedServer, folder: Path, until: str | None = None) -> s
     Nothing is changed until all of it is there and has been started once. Raises NotABackup,
     NotEmpty, InUse, StorageError.
     """
-    chain = _chain(folder, until)
-    bytes_unpacked = sum(size for member in chain for size, _ in _listed(member).values())
-    with server.held_empty(require_empty) as fresh:
+    chain = _chain_until(folder, until)
+    bytes_unpacked = sum(size for member in chain for size, _ in _list_files(member).values())
+    with server.hold_empty(require_empty) as fresh:
         needed = bytes_unpacked // 1_000_000 + disk.START_MEGABYTES
         if lacking := disk.lacks_room(fresh, needed):
             raise EnvironmentLacks(lacking)
         try:
             _combine(chain, fresh)
+            (fresh / "cluster" / NOTES).unlink(missing_ok=True)
             _install(server, fresh / "cluster", chain[-1])
+            _sync(fresh.parent)
         except (StorageError, OSError) as error:
             if disk.is_full_error(error):
                 raise EnvironmentLacks(disk.full_disk(fresh, str(error)) or str(error)) from error
@@ -127,29 +131,43 @@ def restore(server: EmbeddedServer, folder: Path, until: str | None = None) -> s
 # writing
 
 
+def _require_own(server: EmbeddedServer, folder: Path) -> None:
+    """Raise NotContinued for a folder that is part of the ledger, or is full of something else."""
+    if folder.is_symlink() and not folder.exists():
+        raise NotContinued(f"{folder} is a link to nothing")
+    if server.holds(folder):
+        raise NotContinued(f"{folder} is part of the data folder: name a folder elsewhere")
+    if (
+        folder.exists()
+        and any(folder.iterdir())
+        and not (_list_members(folder) or (folder / LOCK).exists())
+    ):
+        raise NotContinued(f"{folder} holds other files: name an empty or a new folder")
+
+
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[int]:
+def _lock(folder: Path) -> Iterator[int]:
     """Let one run at a time write into a folder; yields the lock, for programs that go on when this
     one is killed.
     """
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise NotContinued(f"another backup is being written into {folder}") from None
+            raise StorageError(f"another backup is being written into {folder}") from None
         yield lock
     finally:
         os.close(lock)
 
 
-def _last(server: EmbeddedServer, folder: Path) -> Path | None:
+def _last_member(server: EmbeddedServer, folder: Path) -> Path | None:
     """The member that the next one follows; None for the first one. Raises NotContinued."""
-    names = _names(folder)
+    names = _list_members(folder)
     if not names:
         return None
     last = folder / names[-1]
-    notes = server.data_dir / NOTES
+    notes = server.cluster / NOTES
     known = notes.read_text().split() if notes.exists() else []
     if _manifest(last)["Manifest-Checksum"] not in known:
         raise NotContinued(
@@ -174,19 +192,14 @@ def _write(server: EmbeddedServer, target: Path, last: Path | None, lock: int) -
     )
 
 
-def _instant(now_ms: int) -> str:
+def _format_instant(now_ms: int) -> str:
     instant = datetime.fromtimestamp(now_ms // 1000, UTC)
     return f"{instant:%Y-%m-%dT%H%M%S}.{now_ms % 1000:03}Z"
 
 
 def _note(server: EmbeddedServer, member: Path) -> None:
-    """Note in the data folder that a member was made from it."""
-    line = f"{_manifest(member)['Manifest-Checksum']}\n"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    with os.fdopen(os.open(server.data_dir / NOTES, flags, 0o600), "a") as notes:
-        notes.write(line)
-        notes.flush()
-        os.fsync(notes.fileno())
+    """Note in the cluster that a member was made from it."""
+    server.append(NOTES, _manifest(member)["Manifest-Checksum"])
 
 
 def _sync(folder: Path) -> None:
@@ -209,7 +222,7 @@ def _remove(path: Path) -> None:
 # reading
 
 
-def _names(folder: Path) -> list[str]:
+def _list_members(folder: Path) -> list[str]:
     """The members in a folder, the oldest first."""
     return sorted(path.name for path in folder.iterdir() if _MEMBER.fullmatch(path.name))
 
@@ -229,20 +242,25 @@ def _manifest(member: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def _listed(member: Path) -> dict[str, tuple[int, str]]:
+def _list_files(member: Path) -> dict[str, tuple[int, str]]:
     """Size and checksum of each file of a member, by its path. Raises NotABackup."""
-    return {
-        file["Path"]: (file["Size"], file.get("Checksum", ""))
-        for file in _manifest(member)["Files"]
-    }
+    try:
+        return {
+            file["Path"]: (file["Size"], file.get("Checksum", ""))
+            for file in _manifest(member)["Files"]
+        }
+    except (KeyError, TypeError) as error:
+        raise NotABackup(
+            f"{member} lists a file that no backup has ({MANIFEST}: {error})"
+        ) from error
 
 
-def _chain(folder: Path, until: str | None) -> list[Path]:
+def _chain_until(folder: Path, until: str | None) -> list[Path]:
     """The members that make up the last one, or `until`: from the full one before it on.
 
     Raises NotABackup.
     """
-    names = _names(folder)
+    names = _list_members(folder)
     if not names:
         raise NotABackup(f"{folder} holds no backup of `gpuledger db backup FOLDER --incremental`")
     if until is not None:
@@ -270,6 +288,7 @@ def _combine(chain: Sequence[Path], fresh: Path) -> None:
             tarfile.TarError,
             gzip.BadGzipFile,
             FileNotFoundError,
+            FileExistsError,
         ) as error:
             raise NotABackup(f"{member} is not complete ({error})") from error
     try:
@@ -284,7 +303,7 @@ def _combine(chain: Sequence[Path], fresh: Path) -> None:
         if disk.is_full_error(error):
             raise
         raise NotABackup(
-            f"{chain[0].name} to {chain[-1].name} in {chain[0].parent} make up no backup: a member"
+            f"{chain[0].name} to {chain[-1].name} in {chain[0].parent} do not fit together: a member"
             f" between them is missing or is of another chain ({error})"
         ) from error
 
@@ -298,7 +317,7 @@ def _install(server: EmbeddedServer, cluster: Path, member: Path) -> None:
 
 def _unpack(member: Path, target: Path) -> None:
     """Unpack a member and compare it with its manifest. Raises NotABackup."""
-    written, listed = _extract(member / "base.tar.gz", target), _listed(member)
+    written, listed = _extract(member / "base.tar.gz", target), _list_files(member)
     shutil.copyfile(member / MANIFEST, target / MANIFEST)
     for path in sorted({*written, *listed}):
         if written.get(path) != listed.get(path):

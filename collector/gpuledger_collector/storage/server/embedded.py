@@ -61,7 +61,7 @@ STOP_SECONDS = 60.0
 WATCH_SECONDS = 0.5
 LOG_BYTES = 16 * 1024 * 1024
 OUR_FILES = re.compile(
-    r"password|admin-password|port|home|lock|users|backups|postgres|postgres\.log(\.1)?|\.?programs.*"
+    r"password|admin-password|port|home|lock|users|postgres|postgres\.log(\.1)?|\.?programs.*"
 )
 """What the data folder holds when nobody else uses it."""
 LOGIN_SECONDS = 10
@@ -85,14 +85,12 @@ OPTIONS = {
     "log_min_error_statement": "panic",
     "log_error_verbosity": "terse",
     "log_parameter_max_length_on_error": "0",
-    "wal_level": "replica",
-    "max_wal_senders": "4",
     "summarize_wal": "on",
     "wal_summary_keep_time": "40d",
 }
 """Readers leave half of the sessions to the owner, and each of theirs has a share of the disk for
-sorting; what a statement says of people is not written to the log. A base backup takes two senders,
-and what changed since the one before is known for 40 days.
+sorting; what a statement says of people is not written to the log. What changed since a backup is
+known for 40 days.
 """
 _TRANSIENT = re.compile(
     r"pre-existing shared memory block|lock file \"postmaster\.pid\" already exists|in recovery"
@@ -185,7 +183,7 @@ class EmbeddedServer:
         return True
 
     @contextlib.contextmanager
-    def held_empty(self, require_empty: Callable[[str], None]) -> Iterator[Path]:
+    def hold_empty(self, require_empty: Callable[[str], None]) -> Iterator[Path]:
         """Keep every command from a database that does not exist or is empty, while the block makes
         another in the folder that it gets.
 
@@ -201,13 +199,14 @@ class EmbeddedServer:
                     f"the database in {self.data_dir} is in use: end the commands that work with it"
                 ) from None
             self._check_seat()
-            if (self._cluster / "PG_VERSION").exists():
+            fresh = self._make_home() / "restore.new"
+            # What a restore that was killed left behind takes up to twice the room of a ledger.
+            shutil.rmtree(fresh, ignore_errors=True)
+            if (self.cluster / "PG_VERSION").exists():
                 try:
                     require_empty(self._join_or_start())
                 finally:
                     self._stop()
-            fresh = self._make_home() / "restore.new"
-            shutil.rmtree(fresh, ignore_errors=True)
             fresh.mkdir(mode=0o700)
             try:
                 yield fresh
@@ -215,7 +214,7 @@ class EmbeddedServer:
                 shutil.rmtree(fresh, ignore_errors=True)
 
     def install(self, cluster: Path) -> None:
-        """Make a cluster in the folder of `held_empty` the database, with the passwords of this data
+        """Make a cluster in the folder of `hold_empty` the database, with the passwords of this data
         folder.
 
         Raises ServerUnavailable for one that does not start.
@@ -227,9 +226,9 @@ class EmbeddedServer:
             for path in (cluster, *cluster.rglob("*")):
                 os.chown(path, user.uid, user.gid, follow_symlinks=False)
         self._set_passwords(cluster)
-        if self._cluster.exists():
-            self._cluster.rename(cluster.with_name("empty"))
-        cluster.rename(self._cluster)
+        if self.cluster.exists():
+            self.cluster.rename(cluster.with_name("empty"))
+        cluster.rename(self.cluster)
         seat.remember(self.data_dir, home)
 
     def _set_passwords(self, cluster: Path) -> None:
@@ -296,6 +295,23 @@ class EmbeddedServer:
         """The process id of the postmaster, None while it does not run."""
         return self._postmaster()
 
+    def holds(self, folder: Path) -> bool:
+        """Whether a folder is the data folder or that of the cluster, or lies in one of them."""
+        return any(
+            folder.resolve().is_relative_to(own.resolve()) for own in (self.data_dir, self._home)
+        )
+
+    def append(self, name: str, line: str) -> None:
+        """Append a line to a file in the folder of the cluster, durably, for the server to read."""
+        _, user = self._seat_of_cluster()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        with os.fdopen(os.open(self.cluster / name, flags, 0o600), "a") as file:
+            if user is not None:
+                os.fchown(file.fileno(), user.uid, user.gid)
+            file.write(f"{line}\n")
+            file.flush()
+            os.fsync(file.fileno())
+
     def full_disk(self, error: Exception) -> str | None:
         """Return a sentence when a failure of the database comes from its full disk, else None."""
         if disk.is_full_error(error):
@@ -327,7 +343,8 @@ class EmbeddedServer:
         return self._seat_of_cluster()[0]
 
     @property
-    def _cluster(self) -> Path:
+    def cluster(self) -> Path:
+        """The folder of Postgres' own files."""
         return self._home / "cluster"
 
     def _seat_of_cluster(self) -> tuple[Path, RunAs | None]:
@@ -383,7 +400,7 @@ class EmbeddedServer:
 
     def _join_or_start(self) -> str:
         self._check_seat()
-        if not (self._cluster / "PG_VERSION").exists():
+        if not (self.cluster / "PG_VERSION").exists():
             self._initialise()
         self._check_version()
         if self._is_complete():
@@ -457,11 +474,11 @@ class EmbeddedServer:
 
     def _check_version(self) -> None:
         _, user = self._seat_of_cluster()
-        have = (self._cluster / "PG_VERSION").read_text().strip()
+        have = (self.cluster / "PG_VERSION").read_text().strip()
         offered = reachable_programs(user, self._program_folder()).name.removeprefix("pginstall")
         if have != offered:
             raise EnvironmentLacks(
-                f"{self._cluster} was made by PostgreSQL {have} and this installation brings"
+                f"{self.cluster} was made by PostgreSQL {have} and this installation brings"
                 f" {offered}: dump it with the old version and restore it into a new data folder"
             )
 
@@ -538,7 +555,7 @@ class EmbeddedServer:
         data folder.
         """
         folder: str = select_value(connection, "SHOW data_directory")
-        return os.path.realpath(folder) == os.path.realpath(self._cluster)
+        return os.path.realpath(folder) == os.path.realpath(self.cluster)
 
     def _is_complete(self) -> bool:
         """Whether our server runs and lacks no set-up, as most commands find it; one connection
@@ -674,14 +691,14 @@ class EmbeddedServer:
 
     def _recorded_pid(self) -> int | None:
         try:
-            return int((self._cluster / "postmaster.pid").read_text().split("\n", 1)[0])
+            return int((self.cluster / "postmaster.pid").read_text().split("\n", 1)[0])
         except (OSError, ValueError):
             return None
 
     def _postmaster(self) -> int | None:
         """The recorded process, if it lives and is the postmaster of this cluster."""
         pid = self._recorded_pid()
-        return pid if pid is not None and serves(pid, self._cluster) else None
+        return pid if pid is not None and serves(pid, self.cluster) else None
 
     def _forget_dead_postmaster(self) -> None:
         """Remove a stale postmaster.pid whose number now belongs to another program.
@@ -692,10 +709,10 @@ class EmbeddedServer:
         pid = self._recorded_pid()
         if pid is None or not Path(f"/proc/{pid}").exists():
             return
-        recorded = Path((self._cluster / "postmaster.pid").read_text().splitlines()[1])
+        recorded = Path((self.cluster / "postmaster.pid").read_text().splitlines()[1])
         if (
-            recorded.parts[-2:] == self._cluster.parts[-2:]
-            and recorded != self._cluster
+            recorded.parts[-2:] == self.cluster.parts[-2:]
+            and recorded != self.cluster
             and serves(pid, recorded)
         ):
             raise EnvironmentLacks(
@@ -704,7 +721,7 @@ class EmbeddedServer:
                 " `gpuledger db restore`"
             )
         if not looks_like_postgres(pid):
-            (self._cluster / "postmaster.pid").unlink(missing_ok=True)
+            (self.cluster / "postmaster.pid").unlink(missing_ok=True)
 
     def _stop(self) -> None:
         pid = self._postmaster()
@@ -717,7 +734,7 @@ class EmbeddedServer:
                 os.kill(pid, number)
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
-                if not serves(pid, self._cluster):
+                if not serves(pid, self.cluster):
                     self._reap()
                     return
                 time.sleep(0.01)
